@@ -48,7 +48,7 @@ class Coordinator:
             endpoint = read_line(ready, _START_S)
             if not endpoint:
                 raise ConnectError(
-                    "the coordinator did not start"
+                    f"the coordinator closed its pipe, or does not serve after {_START_S:g} s"
                     if not ends_within(self._process, 0.0 if endpoint is None else _STOP_S)
                     else f"the coordinator ended with status {self._process.returncode}; its log, on stderr, says why",
                     endpoint=self.runtime_dir,

@@ -244,9 +244,7 @@ class Memory(Closing):
             raise ValueError("this memory was closed")
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "memory is not copied and not sent: send memory.handle(), and open Memory(size, handle=...) there"
-        )
+        raise TypeError("memory is not copied or sent: send memory.handle(), and open Memory(size, handle=...) there")
 
     def __repr__(self) -> str:
         state = f"0x{self.address:x}" if self.address else "closed"

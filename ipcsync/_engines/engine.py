@@ -328,9 +328,7 @@ class Engine(Core):
         self.check()  # first: an expired session raises SessionExpired rather than EventClosed
         if self.chain.loss is not None:
             raise self._error_of(self.chain.loss, self._recorded + 1)
-        raise EventClosed(
-            f"{self.title} is {self.state}, and takes no more records: open its name again", event=self.name
-        )
+        raise EventClosed(f"{self.title} is {self.state}, and takes no records: open its name again", event=self.name)
 
     def raise_timeout(self, generation: int, timeout: float | None, what: str) -> NoReturn:
         """Raise WaitTimeout: `generation` was not `what` ("recorded" or "complete") within `timeout`."""

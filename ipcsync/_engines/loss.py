@@ -63,10 +63,8 @@ class Loss(NamedTuple):
     def error_behind(self, what: str, work: str, event: str, generation: int) -> RecorderLost:
         """The error for `work` of this process that stands still behind `what`, a generation of an event."""
         lost = self.behind(what)
-        text = f"{work} may never be done: it stands behind {lost.root}; go on with a new stream"
-        return RecorderLost(
-            text, event=event, generation=generation, session=self.session, pid=self.pid, cause="behind"
-        )
+        why = f"{work} may never be done: it stands behind {lost.root}; go on with a new stream"
+        return RecorderLost(why, event=event, generation=generation, session=self.session, pid=self.pid, cause="behind")
 
     def error(self, event: str, label: str, generation: int, *, over: bool | None = None) -> RecorderLost:
         """The error for `generation` of an event, which is `label` in texts; `over` as in RecorderLost."""

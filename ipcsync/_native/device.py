@@ -97,9 +97,7 @@ def parse(device: DeviceLike | None) -> int:
             return ordinal_of(device)
         match = _CUDA.fullmatch(device)
         if match is None:
-            raise InvalidDevice(
-                f"{device!r} is not a CUDA device: expected 'cuda', 'cuda:<ordinal>' or a UUID ('GPU-…')"
-            )
+            raise InvalidDevice(f"{device!r} is not a CUDA device: expected 'cuda', 'cuda:<n>' or a UUID ('GPU-…')")
         index = None if match[1] is None else int(match[1])
     elif kind_of(device) != "cuda":
         raise InvalidDevice(f"{device!r} is not a CUDA device")

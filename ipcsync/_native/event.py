@@ -76,9 +76,7 @@ class Event:
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         fork.arm()
         if interprocess and enable_timing:
-            raise ValueError(
-                "an event made with interprocess=True cannot have enable_timing=True: CUDA has no such event"
-            )
+            raise ValueError("an event made with interprocess=True cannot have enable_timing=True: CUDA has none")
         self._flags = (
             (_drivers.EVENT_BLOCKING_SYNC if blocking else 0)
             | (0 if enable_timing else _drivers.EVENT_DISABLE_TIMING)

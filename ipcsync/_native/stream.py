@@ -181,7 +181,8 @@ class Stream:
         """Have all work submitted to this stream from now on wait for an event.
 
         `event` is an Event, a point or whatever else has `wait(stream)`, an int pointer, or another library's event
-        with `cuda_event` (torch) or `handle` (cuda.core). Raises TypeError for anything else.
+        with `cuda_event` (torch) or `handle` (cuda.core). Raises TypeError for anything else, for a shared event maybe
+        EngineMismatch: take one of its points.
         """
         from ipcsync._native.event import Event
 

@@ -23,7 +23,7 @@ from ipcsync._linux.process import peer_of
 from ipcsync._room import new_context
 from ipcsync._threads import CallLock, under_within
 from ipcsync._wire import codec, endpoints
-from ipcsync._wire.messages import Failure, Message
+from ipcsync._wire.messages import Failure, Message, Remote
 from ipcsync.errors import ConnectError, ProtocolError, SessionLost, WaitTimeout
 
 _M = TypeVar("_M", bound=Message)
@@ -126,8 +126,8 @@ class Connection:
     def result_of(self, request: Request, timeout: float) -> Message:
         reply = request.reply
         if reply is None:
-            text = f"the coordinator at {self.endpoint} did not answer within {timeout} s"
-            raise WaitTimeout(text, timeout=timeout)
+            who = "the coordinator or its bridge" if isinstance(request.body, Remote) else "the coordinator"
+            raise WaitTimeout(f"{who} at {self.endpoint} did not answer within {timeout} s", timeout=timeout)
         if not isinstance(reply, Failure):
             return reply
         error = codec.error_of(reply)
@@ -157,7 +157,10 @@ class Connection:
             if answered or not allowed:
                 while requests[oldest].reply is not None:
                     oldest += 1
-                allowed = self._allowed(requests[oldest : oldest + self.window])
+                # Many answered ones after an unanswered one count too: the coordinator would forget that one's reply.
+                end = requests[oldest].id + self.window
+                ahead = requests[oldest : oldest + self.window]
+                allowed = [request for request in ahead if request.reply is None and request.id < end]
             if now >= resend_at or sent_to != self.starts():
                 # The same ids: if only a reply was lost, the coordinator sends it again and does nothing twice.
                 sent_to = self.starts()
@@ -177,14 +180,6 @@ class Connection:
                 check()
         if left:
             self._receive(socket, wanted, left)  # a process that was stopped meanwhile may find its reply here
-
-    def _allowed(self, requests: Sequence[Request]) -> list[Request]:
-        """The unanswered ones of these that may be in flight now; the first is the oldest that is unanswered.
-
-        Also many answered ones after an unanswered one count: the coordinator would forget that one's reply.
-        """
-        end = requests[0].id + self.window
-        return [request for request in requests if request.reply is None and request.id < end]
 
     def _try_send(self, socket: zmq.Socket[bytes], requests: Sequence[Request]) -> bool:
         """Whether any was sent: if there was not room for all, all are sent again later."""
@@ -264,9 +259,7 @@ class Connection:
 
 def expect(reply: Message, kind: type[_M]) -> _M:
     if not isinstance(reply, kind):
-        raise ProtocolError(
-            f"expected {kind.__name__}, but the coordinator answered {type(reply).__name__}", code="reply"
-        )
+        raise ProtocolError(f"expected {kind.__name__}, but the coordinator sent {type(reply).__name__}", code="reply")
     return reply
 
 

@@ -228,8 +228,8 @@ def _without_socket(path: str, directory: str) -> str:
     for other in _usual_directories():
         if os.path.realpath(other) != os.path.realpath(directory) and (serving := who_serves(other)):
             return (
-                f"there is no socket, but a coordinator{_pid(serving.pid)} serves {other}: set "
-                f"IPCSYNC_RUNTIME_DIR={other} for this process"
+                f"there is no socket, but a coordinator{_pid(serving.pid)} serves {other}: connect to "
+                f"{endpoints.endpoint_in(other)}, by IPCSYNC_ENDPOINT for example"
             )
     return f"there is no socket; {_START}"
 

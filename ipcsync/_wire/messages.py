@@ -102,7 +102,6 @@ class Welcome(Message, frozen=True):
     board: str
     feed: str
     driver: str
-    coordinator_pid: Count
     devices: list[str]
     window: Annotated[int, Meta(ge=1)]  # how many requests may be in flight
 
@@ -257,7 +256,6 @@ class Remains(Message, frozen=True):
 class StreamSpec(Message, frozen=True):
     """A named stream's specification."""
 
-    name: str
     device: str
     priority: int
 

@@ -235,14 +235,12 @@ def _print_sample(found: dict[str, Any], height: int | None = None) -> None:
     if events:
         echo()
         shown = events[:for_events]
-        print_table([{**_event_row(event), "/s": event["rate"], "unconfirmed": _unconfirmed(event)} for event in shown])
+        late = [f"{event['pending_s']:.1f} s" if event["pending_s"] else None for event in shown]
+        rows = [{**_event_row(event), "/s": event["rate"]} for event in shown]
+        print_table([{**row, "unconfirmed": since} for row, since in zip(rows, late, strict=True)])
     echo()
     _print_rest(stats["sessions"] - for_sessions, "sessions")
     _print_rest(stats["pool_in_use"] - for_events, "events")
-
-
-def _unconfirmed(event: Mapping[str, Any]) -> str | None:
-    return f"{event['pending_s']:.1f} s" if event["pending_s"] else None
 
 
 def _show(sample: Callable[[], dict[str, Any]], period: float) -> None:
@@ -370,6 +368,4 @@ def reload(runtime_dir: str | None) -> None:
                 raise Failed(f"not reloaded: {outcome.why_not}")
             echo(f"reloaded: {outcome.note}" if outcome.note else "reloaded")
             return
-    raise Failed(
-        "the keeper ended meanwhile" if keeper.has_ended() else f"no outcome within {_PATIENCE_S:g} s; see its log"
-    )
+    raise Failed("the keeper ended" if keeper.has_ended() else f"no outcome within {_PATIENCE_S:g} s; see its log")

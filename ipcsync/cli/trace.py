@@ -28,9 +28,7 @@ def trace() -> None:
 
 @trace.command
 @click.argument("directory")
-@click.option(
-    "-o", "--output", default="trace.json", show_default=True, metavar="FILE", help="The output file; - is stdout."
-)
+@click.option("-o", "--output", default="trace.json", show_default=True, metavar="FILE", help="Output; - is stdout.")
 def merge(directory: str, output: str) -> None:
     """Make one file of all traces in DIRECTORY, for Perfetto and chrome://tracing.
 

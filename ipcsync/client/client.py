@@ -27,15 +27,7 @@ from ipcsync._wire import endpoints, messages
 from ipcsync._wire.messages import AttachmentInfo, BridgeInfo, EventInfo, NodeInfo, SessionInfo
 from ipcsync._wire.names import plain
 from ipcsync.client._twins import ClientView, several, warn_if_dropped
-from ipcsync.client.event import (
-    SharedEvent,
-    check_engine,
-    check_name,
-    check_node,
-    depth_of,
-    open_events,
-    short,
-)
+from ipcsync.client.event import SharedEvent, check_engine, check_name, check_node, depth_of, open_events, short
 from ipcsync.client.graphs import GraphRecord, GraphWait, Replaying, Upcoming, beside, end_all
 from ipcsync.client.point import Point, bound, looks
 from ipcsync.client.unnamed import RING, Reservation, UnnamedEvents
@@ -179,7 +171,7 @@ class Client(ClientView, Closing):
         """Open many shared events as `event` does, in order: all or none, within `timeout` seconds in all.
 
         The requests are pipelined, so a hundred events take little more time than a few. `timeout` is by default
-        `client.timeout`. Raises the errors of `event`.
+        `client.timeout`. Raises the errors of `event`: what it opened as recorder is closed then, and over for waiters.
         """
         if isinstance(names, str):
             raise TypeError(f"names are several names, but got one str, {names!r:.80}: open one by `event`")

@@ -41,7 +41,7 @@ class Point(PointBase, PointView):
 
     `bytes(point)` is 48 bytes to send in a message; `client.point(data)` makes a point of them, in any process with a
     client of the same coordinator. It pickles too: an unpickled point belongs to the process's client of that
-    coordinator, and its use raises ConnectError if there is none.
+    coordinator. Its use raises ConnectError if there is no client, StalePoint if all are of another without a bridge.
 
     Each use raises EventClosed if the event was closed here, CoordinatorLost or SessionExpired if the client's session
     is over, and ForkedProcessError in a forked child. The first use of an unpickled one also raises as `Client.point`.

@@ -182,9 +182,7 @@ class UnnamedEvents:
         """
         named = None if streams is None else [resolve(stream) for stream in several(streams, "streams", "streams")]
         if named == []:
-            raise ValueError(
-                "streams is empty: a point behind nothing would be complete at once; None means all of them"
-            )
+            raise ValueError("streams is empty: a point behind nothing would be complete at once; None means all")
         self.forget_lost()
         ordinal = named[0]._index if named and device is None else parse(device)  # no other device is to wait for them
         joined, home = self._take_stream(ordinal, must_be_idle=named is not None)

@@ -32,9 +32,7 @@ def install() -> None:
         raise IpcSyncError("torch is not imported: import it first")
     names = {"register_graph_replay_start_hook": graphs, "register_replay_start_hook": graphs.CUDAGraph}
     if missing := [name for name, there in names.items() if not hasattr(there, name)]:
-        raise IpcSyncError(
-            f"this torch has no {missing[0]}, which came after 2.13: put the launch in a block of Client.replay"
-        )
+        raise IpcSyncError(f"this torch has no {missing[0]}, which came after 2.13: use a block of Client.replay")
     graphs.register_graph_replay_start_hook(_begins_first)
     replays.has_hooks = True
 

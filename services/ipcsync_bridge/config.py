@@ -46,12 +46,8 @@ class Settings:
     exports: tuple[str, ...] = _setting(
         "Names that others may wait for. [all]", (), name="export", metavar="PREFIX", multiple=True
     )
-    replicas: int = _setting(
-        "Copies of the store of names, if this bridge makes it.", 1, type=click.IntRange(1, 5), metavar="N"
-    )
-    max_nodes: int = _setting(
-        "The most nodes that links are opened to, and by.", 256, type=click.IntRange(1, 65_536), metavar="N"
-    )
+    replicas: int = _setting("Copies of the names' store, if made here.", 1, type=click.IntRange(1, 5), metavar="N")
+    max_nodes: int = _setting("Most nodes linked, by either side.", 256, type=click.IntRange(1, 65_536), metavar="N")
     max_links: int = _setting("The most events linked.", 4096, type=click.IntRange(1, 5_000), metavar="N")
     runtime_dir: str = _setting("Where the coordinator serves. [IPCSYNC_RUNTIME_DIR or the user's]", "", metavar="DIR")
 

@@ -26,7 +26,7 @@ from ipcsync_bridge.config import Settings
 from ipcsync_bridge.transport import tls_of
 from ipcsync_bridge.wire import Key
 
-VERSION = 5
+VERSION = 6
 
 VARIABLE = "IPCSYNC_BRIDGE_HANDOVER"
 """Of the environment, for the new code: the file's descriptor."""

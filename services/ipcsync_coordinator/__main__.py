@@ -36,9 +36,7 @@ PROGRAM = ["-m", "ipcsync_coordinator"]
 @click.option("--config", "config_file", metavar="FILE.toml", help="TOML file with settings, named like the flags.")
 @click.option("--ready-fd", type=int, hidden=True, help="Descriptor that gets the endpoint once it serves.")
 @click.option("--exit-with", metavar="PID:START", hidden=True, help="End with that process.")
-@click.option(
-    "--kept", metavar="PID,FD,…", hidden=True, help="Serve for that keeper, with the descriptors that it passes."
-)
+@click.option("--kept", metavar="PID,FD,…", hidden=True, help="Serve for that keeper, with descriptors that it passes.")
 def main(config_file: str | None, ready_fd: int | None, exit_with: str | None, kept: str | None, **flags: Any) -> None:
     """Run the coordinator until SIGTERM or Ctrl-C.
 

@@ -162,9 +162,7 @@ class Fleet:
                 "node, a bridge must run here: ipcsync bridge)",
                 cause="gone",
             )
-        raise NoBridge(
-            "no bridge to other nodes runs beside this coordinator: start `ipcsync bridge --node NAME --nats URL`"
-        )
+        raise NoBridge("no bridge runs beside this coordinator: start `ipcsync bridge --node NAME --nats URL`")
 
     def tick(self, now_ns: int) -> None:
         """Forget questions whose sessions do not wait any more; without a bridge, refuse the others."""

@@ -109,9 +109,7 @@ class Handlers(Questions):
         if hello.role not in ("", "bridge"):
             raise ProtocolError(f"a session's role must be 'bridge' or empty, not {hello.role!r:.80}", code="role")
         if hello.role and (serving := self._sessions.bridge()) is not None:
-            raise ConnectError(
-                f"the bridge {serving.who} serves here already, and a coordinator has one: stop that one first"
-            )
+            raise ConnectError(f"the bridge {serving.who} serves here already; a coordinator has one: stop it first")
         if not hello.role and hello.driver != self._config.driver:
             raise ConnectError(
                 f"this coordinator uses the driver {self._config.driver!r}, the client {hello.driver!r}: "
@@ -154,7 +152,6 @@ class Handlers(Questions):
             board=self._board.path,
             feed=self._feed_endpoint,
             driver=self._config.driver,
-            coordinator_pid=self._config.keeper_pid,
             devices=self._pool.devices,
             window=self._window,
         )
@@ -266,7 +263,7 @@ class Handlers(Questions):
     def _stream(self, session: Session, body: messages.OpenStream) -> messages.Message:
         default = body.default_device or self._pool.devices[0]
         device, priority = self._registry.stream(session, body.name, body.device, default, body.priority)
-        return messages.StreamSpec(body.name, device, priority)
+        return messages.StreamSpec(device, priority)
 
     def _probe(self, session: Session, body: messages.Probe) -> messages.Message:
         device = body.device or self._pool.devices[0]

@@ -172,9 +172,7 @@ class Dispatcher:
             return None
         if session is None:
             self.strikes.strike(sender.routing)
-            raise SessionExpired(
-                "no such session here: it expired, was closed, or is of an earlier coordinator; connect again"
-            )
+            raise SessionExpired("no such session: it expired, was closed, or is another coordinator's; connect again")
         if request.id <= session.forgotten:
             raise ProtocolError(f"request {request.id} was answered too long ago", code="forgotten")
         if session.state != "live" and op not in ("close", "break", "bye"):

@@ -363,6 +363,4 @@ class KeptSlots:
         if pids:
             named = ", ".join(map(str, sorted(pids)[:8]))
             return f"a process forked from pid {named} still has the driver's files open: end it (the log names it)"
-        return (
-            "whether it does is never known (CUDA MPS, no lock, or a record left pending): start the coordinator anew"
-        )
+        return "whether it does is never known (CUDA MPS, no lock, a record left pending): start the coordinator anew"

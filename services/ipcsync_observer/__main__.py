@@ -13,9 +13,7 @@ _EXTRA = ("prometheus_client", "starlette", "uvicorn")
 
 
 @click.command("observer", cls=Command, context_settings={"show_default": True})
-@click.option(
-    "--host", default="127.0.0.1", metavar="ADDRESS", help="The address to serve on; there is no authentication."
-)
+@click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to serve on; there is no authentication.")
 @click.option("--port", default=9464, type=click.IntRange(0, 65535), metavar="N", help="The port; 0 takes a free one.")
 @with_endpoint
 @click.option("--period", default=1.0, type=Seconds(0.1, 60), metavar="S", help="Seconds between samples.")

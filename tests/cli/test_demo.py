@@ -144,6 +144,10 @@ def position(pid: int, path: Path) -> int:
 # --- what it proves ---------------------------------------------------------------------------------------------------
 
 
+def test_the_engine_may_be_in_the_environment(demo: Demo) -> None:
+    assert demo.run_json(IPCSYNC_ENGINE="event")["engine"] == "event"
+
+
 @pytest.mark.driver
 @pytest.mark.parametrize("engine", ["event", "timeline"])
 @pytest.mark.parametrize("asynchronous", [pytest.param("0", marks=pytest.mark.thorough), "1"])

@@ -419,6 +419,13 @@ def test_a_connect_that_is_late_at_its_end_names_its_own_timeout(
     assert late.value.timeout == 30.0
 
 
+def test_what_the_bridge_answers_names_it_as_late_too(client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "exchange", lambda *_: None)
+    for call, who in ((client.nodes, "the coordinator or its bridge"), (client.list_sessions, "the coordinator")):
+        with pytest.raises(ipcsync.WaitTimeout, match=rf"^{who} at {client.endpoint} did not answer within 30\.0 s$"):
+            call(timeout=30.0)
+
+
 def test_another_nodes_point_has_a_clients_timeout_for_its_first_use(
     client: ipcsync.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,7 +102,7 @@ def test_a_coordinator_that_gives_up_its_start_and_does_not_end_did_not_start(
 ) -> None:
     monkeypatch.setattr(_launch, "_STOP_S", 0.01)
     program = "import os, sys, time; os.close(int(sys.argv[-1])); time.sleep(600)"
-    with pytest.raises(ipcsync.ConnectError, match="did not start"):
+    with pytest.raises(ipcsync.ConnectError, match="does not serve after"):
         Coordinator([sys.executable, "-c", program], dict(os.environ), str(tmp_path), temporary=False)
 
 

@@ -224,7 +224,7 @@ def test_an_update_has_buckets_of_one_trainer(process: None) -> None:
     others = json.loads(client.update)
     for bucket in others["buckets"].values():
         bucket["pid"] += 1
-    with pytest.raises(ValueError, match=f"sends into the update of process {os.getpid()}, which has taken over"):
+    with pytest.raises(ValueError, match=f"sends into the update of process {os.getpid()}, which took over"):
         worker.update_weights(others)
 
 

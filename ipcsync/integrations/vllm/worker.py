@@ -79,9 +79,7 @@ class PointWeightTransferEngine(IPCWeightTransferEngine):
         if told is None:
             raise ValueError(f"no weights are on {place}; there are on {', '.join(update_info.buckets) or 'none'}")
         if self._sender not in (None, told.pid):
-            raise ValueError(
-                f"process {told.pid} sends into the update of process {self._sender}, which has taken over"
-            )
+            raise ValueError(f"process {told.pid} sends into the update of process {self._sender}, which took over")
         self._sender = told.pid
         point = told.received_point()
         point.synchronize()

@@ -232,7 +232,7 @@ def test_the_goodbye_can_be_said_again_when_the_session_is_gone_and_nothing_else
     assert world.sessions.find(token) is None
     failure = _refused(world, 8, messages.Bye(), token)
     assert failure.kind == "SessionExpired"
-    assert failure.message.startswith("no such session here: it expired, was closed, or is of an earlier coordinator")
+    assert failure.message.startswith("no such session: it expired, was closed, or is another coordinator's")
     assert _refused(world, 9, messages.Bye(), b"t" * 16).kind == "SessionExpired"
 
 

@@ -29,11 +29,9 @@ def test_replies_and_announcements_are_read_as_they_were_sent(count: int) -> Non
     row = messages.EventInfo("e", "gpu", "event", "open", 3, 2, 1, "me", 4, 5)
     replies = [
         messages.Done(),
-        messages.Welcome(
-            b"t" * 16, "id", 1, 2, b"e" * 16, 5.0, 1.5, "/board", "ipc://f", "host", 7, ["gpu"] * count, 3
-        ),
+        messages.Welcome(b"t" * 16, "id", 1, 2, b"e" * 16, 5.0, 1.5, "/board", "ipc://f", "host", ["gpu"] * count, 3),
         messages.Attachment("e", 1, 2, 3, "gpu", "event", 4, True, [b"h" * 64] * count),
-        messages.StreamSpec("s", "gpu", -1),
+        messages.StreamSpec("gpu", -1),
         messages.EventList([row] * count),
         messages.SessionList([messages.SessionInfo("i", "n", 1, 2, 3.0, 4.0)] * count),
         messages.AttachmentList([messages.AttachmentInfo("e", "me", "i", "records", "active", 4, 5)] * count),
