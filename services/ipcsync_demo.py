@@ -279,7 +279,9 @@ def why_failed(found: Report, *, waits: bool) -> str | None:
 @click.command("demo", cls=Command, context_settings={"show_default": True})
 @click.argument("file", metavar="[FILE]", default=__file__)
 @click.option("--workers", type=click.IntRange(1, 16), default=4, help="Stages, a process each.")
-@click.option("--engine", type=click.Choice(get_args(EngineChoice)), default="auto", envvar="IPCSYNC_ENGINE")
+@click.option(
+    "--engine", type=click.Choice(get_args(EngineChoice)), default="auto", envvar="IPCSYNC_ENGINE", help="For events."
+)
 @click.option("--break", "without_waits", is_flag=True, help="Leave the waits out: the result must be corrupt then.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, for a program.")
 @one_line_for_errors()

@@ -106,9 +106,8 @@ class Engine(Core):
         if after:
             self.waiting_records.append(deadline)
             try:
-                check = partial(self._check_after, after)  # while one is not recorded yet
                 for view, earlier in after:
-                    self._follow(view, earlier, handle, timeout, began, check)
+                    self._follow(view, earlier, handle, timeout, began, partial(self._check_after, after))
             finally:
                 self.waiting_records.pop()
         with _within(handle, ordinal) as inside, inside:
@@ -189,7 +188,7 @@ class Engine(Core):
             raise
 
     def create_event(self, stream: int, ordinal: int) -> DriverObject:
-        """A CUDA event for a marker on a stream: of its context; of that device, else the driver refuses the marker."""
+        """A CUDA event for a stream's marker, of its context; on a stream of another device the driver refuses it."""
         home = None if stream in DEFAULT_STREAMS else context.call("cuStreamGetCtx", stream)
         is_there = home is not None and context.ordinal_of_context(home) == ordinal
         with OnDevice(ordinal, home if is_there else None) as inside, inside:

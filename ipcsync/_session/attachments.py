@@ -379,7 +379,7 @@ class AttachmentTable:
         if again is not None and (again.engine.is_recorder or not use.engine.is_recorder):
             return None
         others = [old for old in self.ending if old is not use and old.key == use.key]
-        is_released = again is None and all(old.life is Life.RELEASED for old in (use, *others))
+        is_released = again is None and life is Life.RELEASED and all(old.life is Life.RELEASED for old in others)
         least = min([life, *(old.life for old in others if old.engine.is_recorder)])  # a record there may be under way
         is_drained = use.engine.is_recorder and least > Life.DRAINING and not is_released
         return Close(*use.key, released=is_released, drained=is_drained)

@@ -235,9 +235,8 @@ def _print_sample(found: dict[str, Any], height: int | None = None) -> None:
     if events:
         echo()
         shown = events[:for_events]
-        late = [f"{event['pending_s']:.1f} s" if event["pending_s"] else None for event in shown]
-        rows = [{**_event_row(event), "/s": event["rate"]} for event in shown]
-        print_table([{**row, "unconfirmed": since} for row, since in zip(rows, late, strict=True)])
+        late = [(event, f"{since:.1f} s" if (since := event["pending_s"]) else None) for event in shown]
+        print_table([{**_event_row(event), "/s": event["rate"], "unconfirmed": told} for event, told in late])
     echo()
     _print_rest(stats["sessions"] - for_sessions, "sessions")
     _print_rest(stats["pool_in_use"] - for_events, "events")

@@ -67,11 +67,11 @@ class Settings:
         least=1,
         most=1_000_000,
     )
-    feed_queue: int = _setting(1000, "announcements queued for one that does not read", least=1, most=10_000_000)
+    feed_queue: int = _setting(1000, "announcements kept for a subscriber that does not read", least=1, most=10_000_000)
     remembered_requests: int = _setting(
         64, "replies kept for each session, so that a repeated request is done once", least=1, most=100_000
     )
-    handshake_s: float = _setting(5.0, "seconds after which one without a greeting is closed", least=0.05, most=600.0)
+    handshake_s: float = _setting(5.0, "seconds until a connection without greeting is closed", least=0.05, most=600.0)
     exit_when_idle: float = _setting(
         0.0, "seconds without a session after which the coordinator ends; 0: never", least=0.0, most=1e9
     )

@@ -277,14 +277,20 @@ def test_a_signal_beside_a_thousand_requests_that_end_is_seen(coordinator: ipcsy
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("call", ["query", "exception"])
-def test_a_question_that_the_driver_keeps_does_not_hold_up_the_loop(
-    coordinator: ipcsync.Coordinator, peer: Peer, call: str
-) -> None:
+def _held(coordinator: ipcsync.Coordinator, peer: Peer) -> bytes:
+    """A point of a CUDA event whose work is held."""
     peer.call(remote.connect, coordinator.endpoint)
     peer.call(remote.hold)
     peer.call(remote.open_event, "e", {"recorder": True, "engine": "event"})
     (data,) = peer.call(remote.record, "e")
+    return bytes(data)
+
+
+@pytest.mark.parametrize("call", ["query", "exception"])
+def test_a_question_that_the_driver_keeps_does_not_hold_up_the_loop(
+    coordinator: ipcsync.Coordinator, peer: Peer, call: str
+) -> None:
+    data = _held(coordinator, peer)
 
     async def scenario() -> None:
         async with await ipcsync.aconnect(coordinator.endpoint) as client:
@@ -305,10 +311,7 @@ def test_a_question_that_the_driver_keeps_does_not_hold_up_the_loop(
 def test_a_point_that_the_driver_says_nothing_of_does_not_hold_up_who_waits_for_another(
     coordinator: ipcsync.Coordinator, peer: Peer
 ) -> None:
-    peer.call(remote.connect, coordinator.endpoint)
-    peer.call(remote.hold)
-    peer.call(remote.open_event, "e", {"recorder": True, "engine": "event"})
-    (data,) = peer.call(remote.record, "e")
+    data = _held(coordinator, peer)
 
     async def scenario() -> None:
         async with two_clients(coordinator.endpoint) as (one, two):

@@ -23,7 +23,7 @@ from tests.kit.until import DEADLINE_S, until
 
 NewClient = Callable[..., ipcsync.Client]
 
-_OPEN = "is not of the primary CUDA context"
+_OPEN = "its records need streams of the primary CUDA context"
 
 
 class Other:

@@ -93,6 +93,20 @@ def test_a_lost_point_ends_it_though_another_one_is_never_recorded(
     assert made.generation == 0
 
 
+def test_a_lost_record_of_its_own_ends_it_too(coordinator: ipcsync.Coordinator, stage: Stage, peer: Peer) -> None:
+    made, _ = stage.open()
+    other, never = stage.open()
+    stream = ipcsync.Stream()
+    stage.waiting.point(peer.call(remote.record_unfinished, coordinator.endpoint, "dying")).wait(stream)
+    after = [never.at(1), made.record(stream)]
+    recording = Failing(lambda: made.record(ipcsync.Stream(), timeout=DEADLINE_S, after=after))
+    until(lambda: other._engine.line.awaited, "it waits for the first one")
+    peer.kill()
+    error = recording.raised()
+    assert isinstance(error, ipcsync.RecorderLost)
+    assert (error.generation, error.cause) == (2, "behind")
+
+
 def test_one_point_in_place_of_several_is_refused(client: ipcsync.Client, record: Record) -> None:
     one: Any = client.record()
     with pytest.raises(TypeError, match="after takes points, in a list or another iterable, but got Point"):

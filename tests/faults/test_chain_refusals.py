@@ -7,7 +7,7 @@ import pytest
 import ipcsync
 from tests.faults import chain_actions as do
 from tests.faults.chain_line import Line, NewPeer, of_events
-from tests.kit.peer import PeerError
+from tests.kit.peer import Peer, PeerError
 from tests.kit.until import until
 
 
@@ -67,17 +67,23 @@ def test_an_event_recorded_on_another_stream_after_a_refusal_does_not_prove_the_
     _assert_unproven(of_events(coordinator, new_peer), "record")
 
 
+def _refused(line: Line, before: int) -> Peer:
+    """B, whose record behind A the driver has made, and refused."""
+    data = line.begin()
+    b = line.add("b")
+    for _ in range(before):
+        b.call(do.record, "b/out", "other")
+    b.call(do.wait, data)
+    b.call(do.refused_record, "b/out", "record", True)
+    return b
+
+
 @pytest.mark.parametrize("before", [0, 1])
 def test_a_refused_record_that_is_repeated_behind_a_loss_leaves_its_second_stream_behind_nothing(
     pending: Line, before: int
 ) -> None:
     """What the record was made to wait for would never end."""
-    data = pending.begin()
-    b = pending.add("b")
-    for _ in range(before):
-        b.call(do.record, "b/out", "other")
-    b.call(do.wait, data)
-    b.call(do.refused_record, "b/out", "record", True)
+    b = _refused(pending, before)
     pending.kill_a()
     assert b.call(do.error_of, do.record, "b/out", "second") == "RecorderLost"
     b.call(do.finish, "second")
@@ -88,13 +94,7 @@ def test_a_refused_record_that_is_repeated_behind_a_loss_leaves_its_second_strea
 def test_a_stream_on_which_a_refused_record_was_repeated_stands_behind_what_that_was(
     pending: Line, before: int
 ) -> None:
-    """The driver has made it on the first stream, behind A."""
-    data = pending.begin()
-    b = pending.add("b")
-    for _ in range(before):
-        b.call(do.record, "b/out", "other")
-    b.call(do.wait, data)
-    b.call(do.refused_record, "b/out", "record", True)
+    b = _refused(pending, before)
     b.call(do.record, "b/out", "second")
     point, c = b.call(do.record_unnamed, "second"), pending.add("c", records=False)
     c.call(do.keep, point)

@@ -201,7 +201,7 @@ def test_row_26_of_a_long_routing_id_little_is_remembered(
             for words, answer in ((greeting, b"NULL"), (ready, b"READY"), (b"\0\1\xc1", b"malformed")):
                 connection.sendall(words)
                 while answer not in said:
-                    said += connection.recv(4096)
+                    said += connection.recv(4096) or pytest.fail("it is closed")
     assert refusals(client)["malformed"] == count
     assert resident_kib(coordinator.pid) - before < 100 * count  # of each 200 kB in all would be kept
     assert_serves(coordinator, client)

@@ -31,6 +31,7 @@ from tests.graphs.layers import Layers, begin_capture, call, captured, end_empty
 from tests.graphs.stage import NewClient, Stage
 from tests.kit import remote
 from tests.kit.driver_functions import RECORD, REFUSED, Call, amid, replaced
+from tests.kit.failing import Failing
 from tests.kit.peer import Peer
 from tests.kit.steps import at_step
 from tests.kit.until import DEADLINE_S, until
@@ -375,6 +376,29 @@ def test_a_replay_that_waits_for_one_points_record_ends_by_the_loss_of_another(
     peer.kill()
     with pytest.raises(ipcsync.RecorderLost, match="'dying'"), two.replay([never, dying]):
         pytest.fail("it is entered")
+
+
+def test_a_replay_that_waits_for_one_points_record_ends_by_the_lost_coordinator_of_another(
+    new_coordinator: Callable[..., ipcsync.Coordinator], client: ipcsync.Client
+) -> None:
+    coordinator = new_coordinator(keeper=False)
+    recorder, other = clients = [ipcsync.connect(coordinator.endpoint) for _ in range(2)]
+    held, stream, gates = ipcsync.Stream(), ipcsync.Stream(), [ipcsync.GraphWait() for _ in range(2)]
+    captured(stream, *[partial(gate.capture, stream) for gate in gates])
+    never = client.event("never", engine="timeline")
+    with StreamGate(held):
+        recorder.event("e", recorder=True, engine="timeline").record(held)
+        points = [never.at(1), other.event("e").at(1)]
+        replaying = client.replay(dict(zip(gates, points, strict=True)), stream=stream, timeout=DEADLINE_S)
+        entering = Failing(replaying.__enter__)
+        until(lambda: never._engine.line.awaited, "it waits for the first one")
+        os.kill(coordinator.pid, signal.SIGKILL)
+        assert isinstance(entering.raised(), ipcsync.CoordinatorLost)
+    finish(stream)
+    for each in clients:
+        each.close()
+    coordinator.stop()
+    new_coordinator()  # which takes away what that one left in shared memory
 
 
 def test_a_replay_whose_points_event_is_closed_here_before_it_has_its_turn_queues_nothing(one: Stage) -> None:

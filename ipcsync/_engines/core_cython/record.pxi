@@ -38,7 +38,7 @@ cdef int64_t record_on(Core self, Handle handle, bint is_ours, int64_t deadline,
         elif found == IS_CLOSED:
             self.raise_no_record()
         elif found == ELSEWHERE:
-            self.raise_unusable(IpcSyncError("the stream is not of the primary CUDA context of its device"))
+            self.raise_unusable(IpcSyncError("its records need streams of the primary CUDA context, as torch's are"))
         elif found == REFUSED:
             self.raise_driver(refusal.error, refusal.call.decode())
         elif found != AGAIN:  # else one that had been refused before: this call's own is to follow
