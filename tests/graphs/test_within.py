@@ -30,7 +30,7 @@ from tests.graphs import ahead_actions as ahead
 from tests.graphs.layers import Layers, begin_capture, call, captured, end_empty, finish
 from tests.graphs.stage import NewClient, Stage
 from tests.kit import remote
-from tests.kit.driver_functions import RECORD, REFUSED, Call, amid, replaced
+from tests.kit.driver_functions import RECORD, REFUSED, Call, amid, refused_once, replaced
 from tests.kit.failing import Failing
 from tests.kit.peer import Peer
 from tests.kit.steps import at_step
@@ -630,6 +630,36 @@ def test_row_64_an_interrupt_while_a_lane_is_taken_or_made_leaves_the_lanes_of_b
         if not was_interrupted:
             assert number > 10, "it is interrupted at each line"
             break
+
+
+@pytest.mark.parametrize("engine", ["timeline"])
+def test_a_record_elsewhere_is_not_behind_what_its_lane_waited_for_when_it_served_another_stream(
+    one: Stage, coordinator: ipcsync.Coordinator, peer: Peer, monkeypatch: pytest.MonkeyPatch, engine: EngineName
+) -> None:
+    monkeypatch.setattr(graphs, "_MANY_LANES", 1)
+    for other in set(lanes_of_process):  # of earlier tests
+        monkeypatch.delitem(lanes_of_process, other)
+    first, second, third = ipcsync.Stream(), ipcsync.Stream(), ipcsync.Stream()
+    peer.call(do.connect, coordinator.endpoint, "theirs")
+    peer.call(do.open_sources, [one.layers.source[0].handle()], "theirs")
+    peer.call(do.hold)
+    (data,) = peer.call(do.send, 1)
+    one.client.point(data).wait(third)
+    lost = one.done.record(third)
+    with one.client.replay({}, {one.layers.records[0]: one.done}, stream=first):  # the lane waits for that record
+        pass
+    peer.kill()
+    with pytest.raises(ipcsync.RecorderLost):
+        lost.synchronize(DEADLINE_S)
+    lane, served = lane_of(first._handle, 0)
+    until(lambda: lane.is_free, "the lane is past it")
+    event = one.client.event("another", recorder=True, engine=engine)
+    refused = refused_once("cuStreamBatchMemOp", 2)  # its end
+    replaying = one.client.replay({}, {one.layers.records[0]: event}, stream=second)
+    with replaced(refused), pytest.raises(ipcsync.DriverError), replaying:
+        pass
+    assert lane.stream_id != served
+    event.record(ipcsync.Stream()).synchronize(DEADLINE_S)
 
 
 def _is_interrupted_at(number: int, function: Callable[[], object]) -> bool:

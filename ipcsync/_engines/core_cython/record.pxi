@@ -172,7 +172,9 @@ cdef int record_dependent(
         if generation == self._begun:
             check_place(self, stream)
             if stream != self.last_stream:  # what shows its place there may be behind later waits too
-                further = [*(further or ()), *[each for each in latest(None) if each.stream == self.last_stream]]
+                keys = [lane.key for lane in lanes.copy().values() if lane.drainer_id == self.last_stream]  # of now
+                there = [each for each in latest(None) if each.stream == self.last_stream]
+                further = [*(further or ()), *[each for each in there if not keys or each.key in (each.stream, *keys)]]
         followed = depend_on(self, key, stream, generation, generation, further)
         for entry in list(self.chain.entries.values()) if generation == self._begun and stream != self.last_stream else ():
             is_before = not self.depends_on_all or entry.wait.stream == self.last_stream

@@ -22,9 +22,7 @@ cdef int look_before(Core self, Handle handle, int64_t generation, int64_t deadl
     # about a later record: not complete then, as far as is known.
     if self.has_ring and self.is_recorder and look_at_own(self):  # one lock and one look for all of its records
         return 1 if is_complete(self, generation) else 2
-    if self.has_ring and is_done(self, generation) and confirm(self, generation):
-        return 1
-    return 2
+    return 1 if self.has_ring and is_done(self, generation) and confirm(self, generation) else 2
 
 cdef uint64_t queue_wait(Core self, Handle handle, int ordinal, int64_t generation, int64_t deadline, timeout, bint ahead
 ) except? 0:
