@@ -67,7 +67,8 @@ def test_ctrl_c_ends_it_and_its_processes_without_a_traceback() -> None:
             assert process.stderr.readline().startswith("records:"), "it measures"
             os.killpg(process.pid, signal.SIGINT)  # as a terminal does
             said = "".join(process.communicate(timeout=DEADLINE_S))
-            assert process.returncode == 1
+            # (-SIGINT: amid the `exec` of a text, as of a dataclass, CPython takes it for one that nobody handled.)
+            assert process.returncode in (1, -signal.SIGINT)
             assert "Traceback" not in said
             with pytest.raises(ProcessLookupError):  # none is left of its own either
                 os.killpg(process.pid, 0)

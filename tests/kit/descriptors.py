@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 from collections.abc import Iterator
 
 
 def descriptors(pid: int | None = None) -> dict[int, str]:
-    """What each file descriptor of a process (None: this one) leads to, without those that are closed meanwhile."""
+    """What each file descriptor of a process (None: this one) leads to, without those that are closed meanwhile.
+
+    Of this one without what is garbage, as earlier tests leave it: it might be collected at any time.
+    """
+    if pid is None:
+        gc.collect()
     directory = f"/proc/{pid or 'self'}/fd"
     found = {}
     for number in os.listdir(directory):
