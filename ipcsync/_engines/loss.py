@@ -60,10 +60,10 @@ class Loss(NamedTuple):
             return self._replace(root=self.root or what)
         return self._replace(cause="behind", root=f"{what}, whose {self._end}")
 
-    def error_behind(self, what: str, work: str, event: str, generation: int) -> RecorderLost:
+    def error_behind(self, what: str, work: str, event: str, generation: int, on: str = "a new stream") -> RecorderLost:
         """The error for `work` of this process that stands still behind `what`, a generation of an event."""
         lost = self.behind(what)
-        why = f"{work} may never be done: it stands behind {lost.root}; go on with a new stream"
+        why = f"{work} may never be done: it stands behind {lost.root}; go on with {on}"
         return RecorderLost(why, event=event, generation=generation, session=self.session, pid=self.pid, cause="behind")
 
     def error(self, event: str, label: str, generation: int, *, over: bool | None = None) -> RecorderLost:

@@ -209,6 +209,7 @@ cdef struct Operation:  # CUstreamBatchMemOpParams
     uint64_t flags
     uint64_t alias, unused  # the driver's, whatever they are
 
+cdef str ANEW = "a new stream, and waits and records that are captured anew"
 cdef dict lanes = {}  # of the process, by the ids of their launch streams
 lanes_of_process = lanes
 
@@ -282,6 +283,12 @@ cdef class Lane:
                 raise MemoryError
             self.operations, self.room = grown, most
         sweep()
+        for lane in [self, *[<object>bracket.others[index].lane for index in range(bracket.other_count)]]:
+            for wait in latest(lane.drainer_id) + ([] if lane is self else latest(lane.key)):
+                if wait.view.kind == "event" and not wait.has_passed():  # L is about to be behind it, perhaps for ever
+                    if isinstance(wait.known_outcome(), Loss):
+                        raise wait.outcome.error_behind(wait.label, "the replay", wait.view.name, wait.generation, ANEW)
+                    add(self.key, wait.view, wait.generation, wait.stream, wait.ordinal)
         if bracket._is_ahead and bracket.taps:
             bracket.before = latest(self.key)
         for index in range(bracket.fed):

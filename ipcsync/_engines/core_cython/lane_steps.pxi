@@ -134,9 +134,9 @@ cdef Operation *put_others(Operation *at, Bracket bracket) noexcept nogil:
         at = put_one(at, WAIT_64, (<Lane>other.lane).drained, other.number)
     return at
 
-cdef inline int check_taken(int result) except -1:
+cdef inline int check_taken(int result, str call="cuStreamBatchMemOp") except -1:
     if result:
-        raise describe(result, "cuStreamBatchMemOp")
+        raise describe(result, call)
 
 # --- the end of a bracket: D waits for its taps, and records ----------------------------------------------------------
 
@@ -201,6 +201,7 @@ cdef object record_all(Lane self, Bracket bracket):
             result = end_launch(self, bracket)
             if result == 0:
                 result = drain(self, bracket)
+            batched = result
             ended = self.finish_steps(bracket) if result else 0
             for index in range(bracket.recorded):  # behind refused ones too: the stream may have some of it
                 if uses[index].is_in:
@@ -232,7 +233,7 @@ cdef object record_all(Lane self, Bracket bracket):
             bracket.items[index].generation = 0
     if result != 0 and ended == 0:
         self.forget()
-    check_taken(result)
+    check_taken(result, "cuStreamBatchMemOp" if batched else "cuEventRecord")
     return error
 
 cdef int begin_records(Lane self, Use *use) except -1:
