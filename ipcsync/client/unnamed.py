@@ -242,7 +242,7 @@ def _is_idle(event: SharedEvent) -> bool:
     try:
         # First the records that are under way: one may end meanwhile.
         is_unused = not event._engine.waiting_records and not event.is_lost and event.state == "open"
-        return is_unused and event.completed == event.generation
+        return is_unused and event.completed == event.generation == event._engine._begun
     except EventClosed:
         return False
 
@@ -254,7 +254,7 @@ class Reservation(Closing):
     """One record that this session will make, on a stream that is not known yet. Made by `Client.reserve`.
 
     Its point may be sent at once. A wait for it blocks until the record is made, or goes `ahead` of it; it never ends
-    because nothing was recorded so far. It raises RecorderLost if it is closed, or its process dies, before the record.
+    because nothing was recorded. If it is closed, or its process dies, before the record, others get RecorderLost.
     A context manager that closes it; close it once the record is made. Dropping it closes it with a ResourceWarning.
     """
 

@@ -52,7 +52,7 @@ cdef int begin_record(
     cdef Handle home = NULL
     if not is_usable(self, handle):
         return UNUSABLE
-    if self._begun == self._recorded and not find_room(self, self._recorded + 1):
+    if self._begun == self._recorded >= self._room and not (look_at_own(self) and self._recorded < self._room):
         return NO_ROOM
     step(b"cuStreamGetId")
     if cuStreamGetId(handle, &id) != 0:
@@ -171,10 +171,10 @@ cdef int record_dependent(
         key = key_of(self, handle, stream, self.ordinal)
         if generation == self._begun:
             check_place(self, stream)
-            if stream != self.last_stream:  # what shows its place there may be behind later waits too
-                keys = [lane.key for lane in lanes.copy().values() if lane.drainer_id == self.last_stream]  # of now
-                there = [each for each in latest(None) if each.stream == self.last_stream]
-                further = [*(further or ()), *[each for each in there if not keys or each.key in (each.stream, *keys)]]
+            if stream != self.last_stream and not self.has_ring:  # a late marker of its place is behind later waits too
+                keys = [lane.key for lane in lanes.copy().values() if lane.drainer_id == self.last_stream]
+                keys += [self.last_stream, -1 - self.ordinal]  # the legacy stream's, as it may be a blocking one
+                further = [*(further or ()), *[each for each in latest(None) if each.key in keys]]
         followed = depend_on(self, key, stream, generation, generation, further)
         for entry in list(self.chain.entries.values()) if generation == self._begun and stream != self.last_stream else ():
             is_before = not self.depends_on_all or entry.wait.stream == self.last_stream
@@ -259,10 +259,6 @@ cdef void raise_room(Core self) noexcept nogil:
             if ipcsync_load(words + word) & ODD_BYTES:
                 return
     self._room = self._completed + self.depth
-
-cdef bint find_room(Core self, int64_t generation) except -1 nogil:
-    """Whether there is room for a record of `generation` after a look at what is complete; without a resolution."""
-    return generation <= self._room or (look_at_own(self) and generation <= self._room)
 
 cdef int make_room(Core self, int64_t generation, int64_t deadline, timeout) except -1:
     """Wait until there is room for a record of `generation`."""
