@@ -106,9 +106,8 @@ class Driving:
         is_alive = self._lease.coordinator_is_alive()
         uses = [*list(self._table.uses.values()), *self._table.ending]
         for use in uses:
-            if use.life is not Life.OPEN:
-                if settles:
-                    self.settle(use)
+            if use.life is not Life.OPEN and settles:
+                self.settle(use)
             elif is_alive:
                 self._try(use, "publish what is complete of", use.engine.publish_completed)
             else:

@@ -41,7 +41,7 @@ class Point(PointBase, PointView):
 
     `bytes(point)` is 48 bytes to send in a message; `client.point(data)` makes a point of them, in any process with a
     client of the same coordinator. It pickles too: an unpickled point belongs to the process's client of that
-    coordinator. Its use raises ConnectError if there is no client, StalePoint if all are of another without a bridge.
+    coordinator. Its use raises ConnectError if it has none, StalePoint if all are of one other without a bridge.
 
     Each use raises EventClosed if the event was closed here, CoordinatorLost or SessionExpired if the client's session
     is over, and ForkedProcessError in a forked child. The first use of an unpickled one also raises as `Client.point`.
@@ -200,7 +200,7 @@ def looks(engine: Engine, timeout: float | None) -> Iterator[tuple[bool, float]]
 
 def check_recorder(engine: Engine) -> None:
     """Raise EngineMismatch if this process records the event, or each of its records depends on all waits."""
-    if any(session.lease.depends_on_all for session in living.copy()):
+    if any(session.lease.depends_on_all and not session.is_closed for session in living.copy()):
         raise EngineMismatch("ahead=True is not for chains='session': a record would depend on what is made behind it")
     if engine.is_recorder or is_here(engine.board.epoch, engine.line.recorder):
         raise EngineMismatch(

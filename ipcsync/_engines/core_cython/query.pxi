@@ -63,7 +63,7 @@ cdef bint ask(Core self, int64_t generation, bint may_block=True) except -1:
     check_use(self)
     if generation <= known_of(self) or is_complete_now(self, generation):
         return True
-    if last_of(self) >= generation and (may_block or openings == 0 or has_import(self, generation)):
+    if last_of(self) >= generation and not is_broken(self) and (may_block or openings == 0 or has_import(self, generation)):
         with nogil:
             is_there = is_done(self, generation) and confirm(self, generation)
     if not is_there:
