@@ -210,9 +210,8 @@ class Answers:
     # --- news ---------------------------------------------------------------------------------------------------------
 
     def _changed(self, exports: list[Export]) -> None:
-        for export in exports:
-            for follower in export.followers:
-                self._put(follower, export.row)
+        for export, follower in [(one, each) for one in exports for each in one.followers]:
+            self._put(follower, export.row)
 
     def _put(self, follower: Follower, row: wire.Row) -> None:
         self.counters.conflated += follower.put(row)

@@ -16,13 +16,14 @@ from ipcsync._board import Peer
 from ipcsync._linux.process import pid_namespace, shm_identity, start_time, time_namespace
 from ipcsync._logs import fields
 from ipcsync._wire import codec, messages
-from ipcsync.errors import ConnectError, EngineMismatch, EventClosed, ProtocolError, QuotaExceeded, RecorderLost
+from ipcsync.errors import ConnectError, EventClosed, ProtocolError, QuotaExceeded, RecorderLost
 from ipcsync_coordinator.deaths import DeathWatch
 from ipcsync_coordinator.fleet import Fleet
 from ipcsync_coordinator.gate import Sender
 from ipcsync_coordinator.journal import Transactions
 from ipcsync_coordinator.questions import MOST_IN_FLIGHT, Metrics, Questions, attachment_of, remains_of
-from ipcsync_coordinator.state import UNKNOWN, Session, Slot, Use
+from ipcsync_coordinator.registry import check_usable
+from ipcsync_coordinator.state import UNKNOWN, Session, Use
 from ipcsync_keeper.config import MAX_TTL, MIN_TTL
 from ipcsync_keeper.resources import StartupConfig
 
@@ -58,7 +59,7 @@ class Handlers(Questions):
             "open": self._open,
             "attach": self._attach,
             "close": self._close,
-            "break": self._break,
+            "break": lambda session, body: self._registry.break_event(session, body.slot, body.incarnation),
             "stream": self._stream,
             "snapshot": self.snapshot,
             "probe": self._probe,
@@ -130,9 +131,9 @@ class Handlers(Questions):
         return min(max(wanted, MIN_TTL), MAX_TTL)
 
     def _why_not_event(self, hello: messages.Hello) -> str | None:
-        if hello.shm and self._shm and hello.shm != self._shm:
+        if hello.shm and self._shm and hello.shm != self._shm and not hello.role:  # a bridge opens no handle
             return "the process and the coordinator do not share /dev/shm, which CUDA's event handles need"
-        if hello.namespace != self._namespace and hello.pid == self._config.keeper_pid:
+        if hello.namespace != self._namespace and hello.pid == self._config.keeper_pid and not hello.role:
             return (
                 f"the process and the coordinator have the same pid value {hello.pid} in two pid namespaces, "
                 "and CUDA takes one's handles for the other's own"
@@ -222,7 +223,7 @@ class Handlers(Questions):
         slot = self._registry.names.get(body.name)
         if slot is not None:
             was_tried_there = slot.device == (body.device or body.default_device)
-            _check_usable(session, slot, body.why_not_timeline if was_tried_there else "")
+            check_usable(session, slot, body.why_not_timeline if was_tried_there else "")
             self._registry.join(session, slot, recorder=body.recorder, device=body.device, engine=body.engine)
         else:
             self._registry.check_room(session, body.name)
@@ -239,7 +240,6 @@ class Handlers(Questions):
     def _attach(self, session: Session, body: messages.Attach) -> messages.Message:
         known = self._registry.slots.get(body.slot)
         if known is not None and known.incarnation == body.incarnation:
-            _check_usable(session, known)
             if session.role and known.origin is not None:  # it asks for another node, and its mirrors are not its own
                 raise RecorderLost(f"slot {body.slot} mirrors an event of another node", cause="gone")
             if known.is_over and known.origin is None:
@@ -257,9 +257,6 @@ class Handlers(Questions):
     def _close(self, session: Session, body: messages.Close) -> None:
         self._registry.close(session, body.slot, body.incarnation, released=body.released, drained=body.drained)
 
-    def _break(self, session: Session, body: messages.Break) -> None:
-        self._registry.break_event(session, body.slot, body.incarnation)
-
     def _stream(self, session: Session, body: messages.OpenStream) -> messages.Message:
         default = body.default_device or self._pool.devices[0]
         device, priority = self._registry.stream(session, body.name, body.device, default, body.priority)
@@ -271,15 +268,3 @@ class Handlers(Questions):
         reason = session.why_not_event or self._pool.why_not_event(device)
         handle = b"" if reason else self._pool.probe_handle(device)
         return messages.ProbeReply(handle, reason)
-
-
-def _check_usable(session: Session, slot: Slot, why_not_timeline: str = "") -> None:
-    """Raise EngineMismatch if the session's process cannot use the engine of the event; it names both sides."""
-    why_not = session.why_not_event if slot.engine == "event" else why_not_timeline
-    if why_not:
-        recorder = f", recorded by the session {slot.recorder.who}," if slot.recorder is not None else ""
-        other = "timeline" if slot.engine == "event" else "event"
-        raise EngineMismatch(
-            f"the event {slot.name!r}{recorder} uses the engine {slot.engine!r}, which the session {session.who} "
-            f"cannot use: {why_not}; have whoever opens it first ask for engine={other!r}"
-        )

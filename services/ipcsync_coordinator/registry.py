@@ -285,6 +285,7 @@ class Registry:
                 "known any more; wait for a point while its sender lives, or soon after",
                 cause="gone",
             )
+        check_usable(session, slot)
         self._attach(session, slot)
         return slot
 
@@ -456,3 +457,15 @@ class Registry:
         slot.freed = self._frees
         self._free.append(slot.index)
         self.touched.slots.add(slot)
+
+
+def check_usable(session: Session, slot: Slot, why_not_timeline: str = "") -> None:
+    """Raise EngineMismatch if the session's process cannot use the engine of the event; it names both sides."""
+    why_not = session.why_not_event if slot.engine == "event" else why_not_timeline
+    if why_not:
+        recorder = f", recorded by the session {slot.recorder.who}," if slot.recorder is not None else ""
+        other = "timeline" if slot.engine == "event" else "event"
+        raise EngineMismatch(
+            f"the event {slot.name!r}{recorder} uses the engine {slot.engine!r}, which the session {session.who} "
+            f"cannot use: {why_not}; have whoever opens it first ask for engine={other!r}"
+        )

@@ -135,10 +135,10 @@ def load(flags: dict[str, Any], config_file: str | None) -> Settings:
 def _from_file(path: str) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
-            table = tomllib.load(file)
+            str(table := tomllib.load(file))  # a ValueError for a number of too many digits to be shown
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     values = {}
     for key, value in table.items():
