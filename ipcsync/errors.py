@@ -135,7 +135,7 @@ class ConnectError(IpcSyncError):
 
 
 class NoBridge(ConnectError):
-    """No bridge runs beside the coordinator at `endpoint`: `ipcsync bridge` starts one, which reaches other nodes."""
+    """No bridge runs beside the client's coordinator: `ipcsync bridge` starts one, which reaches other nodes."""
 
 
 class SessionLost(IpcSyncError):

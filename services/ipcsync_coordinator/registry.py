@@ -212,7 +212,7 @@ class Registry:
         if device and device != slot.device:
             raise DeviceMismatch(f"the event {slot.name!r} is on device {slot.device}, not {device}")
         if engine not in ("auto", slot.engine):
-            raise EngineMismatch(f"the event {slot.name!r} uses the engine {slot.engine!r}, not {engine!r}")
+            raise EngineMismatch(f"the event {slot.name!r} has engine {slot.engine!r}, not {engine!r}: ask for none")
         taken = slot.recorder
         if recorder and taken is not None and taken.serial != session.serial:
             raise RecorderTaken(

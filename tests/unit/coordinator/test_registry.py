@@ -214,7 +214,7 @@ def test_refusals_say_why_and_change_nothing(scene: Scene) -> None:
     assert (taken.value.recorder, taken.value.event, taken.value.pid) == ("r", "e", 17)
     with pytest.raises(DeviceMismatch, match=r"^the event 'e' is on device gpu, not other$"):
         scene.open(other, "e", device="other")
-    with pytest.raises(EngineMismatch, match=r"^the event 'e' uses the engine 'event', not 'timeline'$"):
+    with pytest.raises(EngineMismatch, match=r"^the event 'e' has engine 'event', not 'timeline': ask for none$"):
         scene.open(other, "e", engine="timeline")
     for index, incarnation in ((slot.index, 2), (slot.index + 1, 1)):
         with pytest.raises(EventClosed, match=f"^no slot {index} with incarnation {incarnation}$"):
