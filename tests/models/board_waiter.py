@@ -290,11 +290,16 @@ class Waits(SlotView):
         if (yield from self.is_complete(me, generation)):
             return "True"
         recorded = yield self.load("recorded")
-        if recorded < generation and not self.has("wait before recorded"):
-            del recorded
+        is_asked = recorded >= generation or self.has("wait before recorded")
+        del recorded
+        if is_asked:
+            state = yield self.load("state")  # what is broken the driver may keep for ever
+            is_asked = state != BROKEN
+            del state
+        if not is_asked:
             yield from self.raise_if_finished(me, generation)
             return "False"
-        del recorded
+        del is_asked
         yield from self.ask_early(me, generation)
         if (yield from self.done(me, thread, generation)):
             yield from self.confirm(me, generation)
