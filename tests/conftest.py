@@ -65,6 +65,8 @@ hypothesis.settings.register_profile(
 
 zygote.install()
 
+ipcsync.Coordinator.stop.__defaults__ = (DEADLINE_S,)  # a busy machine may let it stand for some seconds
+
 _BEFORE = pytest.StashKey[set[str]]()
 
 _LEFT = pytest.StashKey[list[str]]()
@@ -145,20 +147,21 @@ def coordinator(
     A test marked `own_coordinator` has one of its own.
     """
     if request.node.get_closest_marker("own_coordinator"):
-        yield new_coordinator()
+        yield new_coordinator(lease_ttl=_TTL_S)
         return
     settings = {name: value for name, value in os.environ.items() if name.startswith(_SETTINGS)}
     if served and (served[0][1] != settings or not _has_nothing_left(served[0][0])):
         _end([served.pop()[0]])
     if not served:
-        served.append((ipcsync.launch(), settings))
+        served.append((ipcsync.launch(lease_ttl=_TTL_S), settings))
     yield served[0][0]
     if not served[0][0].is_running:
         _end([served.pop()[0]])
 
 
 _SETTINGS = ("CUDA_", "IPCSYNC_")  # how those begin that a coordinator or its driver reads
-_STOP_S = 4.9  # after which `Coordinator.stop` kills
+_TTL_S = 30.0  # of the leases: a busy machine may let this process stand for some seconds
+_STOP_S = DEADLINE_S - 0.1  # after which `Coordinator.stop` kills
 _CRASHES = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE)
 _LEAVE_S = 0.1  # in which the sessions of peers that have just ended end
 

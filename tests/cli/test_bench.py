@@ -57,7 +57,7 @@ def test_a_process_that_dies_is_told_in_one_line() -> None:
 
 
 def test_ctrl_c_ends_it_and_its_processes_without_a_traceback() -> None:
-    command = [*IPCSYNC, "bench", "--quick", "--only", "records"]
+    command = [*IPCSYNC, "bench", "--rounds", "100"]
     env = {**os.environ, "IPCSYNC_DRIVER": "host"}
     with subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True

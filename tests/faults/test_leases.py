@@ -408,8 +408,15 @@ def test_row_19_an_invalid_ttl_is_refused(new_client: Callable[..., ipcsync.Clie
 
 
 def test_row_19_a_ttl_is_clamped_and_the_granted_one_is_told(new_client: Callable[..., ipcsync.Client]) -> None:
-    for asked, granted in ((1e300, 3600.0), (math.inf, 3600.0), (1e-300, 0.2), (7, 7.0), (None, 5.0)):
+    for asked, granted in ((1e300, 3600.0), (math.inf, 3600.0), (1e-300, 0.2), (7, 7.0)):
         assert new_client(lease_ttl=asked).lease_ttl == granted
+
+
+def test_row_19_who_asks_for_no_ttl_gets_the_coordinators_default(
+    new_coordinator: Callable[..., ipcsync.Coordinator],
+) -> None:
+    with ipcsync.connect(new_coordinator().endpoint) as client:
+        assert client.lease_ttl == 5.0
 
 
 def test_row_19_a_coordinator_refuses_an_invalid_default_ttl() -> None:

@@ -24,7 +24,7 @@ from tests.kit.until import DEADLINE_S, until
 pytestmark = [pytest.mark.core, pytest.mark.driver]
 
 _SET_TIMERSLACK, _GET_TIMERSLACK = 29, 30  # of prctl
-_BOUND_S = 5.0  # generous: a wait that the driver keeps would last for as long as its gate is closed
+_BOUND_S = DEADLINE_S / 2  # generous: a wait that the driver keeps would last for as long as its gate is closed
 
 
 class Held:

@@ -41,7 +41,7 @@ def test_row_28_a_connection_that_says_nothing_is_closed_at_the_handshake_limit(
         assert time.monotonic() - began >= 0.35
         with ipcsync.connect(coordinator.endpoint, name="main") as client:
             assert client.list_sessions()
-            until(lambda: refusals(client) == {"handshake": 1}, "the silent one was counted")
+            until(lambda: refusals(client).get("handshake"), "the silent one was counted")
 
 
 # --- row 29 -----------------------------------------------------------------------------------------------------------

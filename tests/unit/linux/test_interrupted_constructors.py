@@ -64,4 +64,4 @@ def test_a_constructor_that_ends_at_any_line_leaves_no_descriptor_and_a_finalize
     lines = next(line for line in count() if not _is_interrupted(make, name, line))
     assert lines > 1, "it was ended"
     assert said == []
-    assert descriptors() == before
+    assert descriptors().items() <= before.items()  # what earlier tests left may go meanwhile
