@@ -7,7 +7,9 @@ import gc
 import glob
 import itertools
 import os
+import shutil
 import signal
+import subprocess
 import tempfile
 import time
 import uuid
@@ -37,6 +39,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 import ipcsync
 from ipcsync._board.board import is_abandoned
+from ipcsync._board.runtime_dir import is_tmpfs
 from ipcsync._engines import queued
 from ipcsync._session.handshake import Reader
 from ipcsync.pytest_plugin import run
@@ -177,6 +180,25 @@ def _has_nothing_left(coordinator: ipcsync.Coordinator) -> bool:
     except ipcsync.IpcSyncError:
         return False
     return not any(stats["deaths"].values())
+
+
+@pytest.fixture
+def shared_directory() -> Iterator[str]:
+    """A directory on tmpfs that is not on /dev/shm, so that a process with another /dev/shm still has it."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may give a process a /dev/shm of its own")
+    if shutil.which("mount") is None:
+        pytest.skip("there is no mount command to make a tmpfs with")
+    directory = Path(tempfile.mkdtemp(prefix="ipcsync-shared-"))
+    done = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", directory], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        directory.rmdir()
+        pytest.skip(f"no tmpfs can be mounted here: {done.stderr.strip()}")
+    directory.chmod(0o700)
+    assert is_tmpfs(str(directory))
+    yield str(directory)
+    subprocess.run(["umount", "--lazy", directory], check=True)  # this process may have the board mapped still
+    directory.rmdir()
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 import pytest
 
 import ipcsync
+from ipcsync._wire import messages
 from ipcsync.client.aio.event import AsyncPoint
 from ipcsync.client.point import _unpickle
 from ipcsync.testing import StreamGate
@@ -327,6 +328,42 @@ def test_a_point_that_the_driver_says_nothing_of_does_not_hold_up_who_waits_for_
                 assert not waiting.done()
                 await late.record(ipcsync.Stream())
                 assert await waiting == []
+            peer.call(remote.let_go)
+
+    asyncio.run(scenario())
+
+
+def _break(name: str) -> None:
+    """Have an event broken by its recorder, which lives on and knows of no loss, as one that has expired."""
+    _, *use = remote.event(name)._engine.origin
+    remote.client()._session.request(messages.Break(*use), messages.Done)
+
+
+def test_of_a_broken_ring_nobody_waits_for_an_answer_that_the_driver_keeps(
+    coordinator: ipcsync.Coordinator, peer: Peer
+) -> None:
+    data = _held(coordinator, peer)
+
+    async def scenario() -> None:
+        async with await ipcsync.aconnect(coordinator.endpoint) as one:
+            mine, late = await one.event("mine", recorder=True), await one.event("late")
+            stuck = await one.point(data)
+            assert not await stuck.query()  # opens its import
+            points = [stuck, late.at(1)]
+            with driver_functions.held_up("cuEventQuery", threads=_MANY):
+                asked = {
+                    "wait_all": asyncio.create_task(one.wait_all(points)),
+                    "record": asyncio.create_task(mine.record(ipcsync.Stream(), after=points)),
+                }
+                await turns_until(lambda: len(one._session.waits._waiting) == 2, "both wait")
+                peer.call(_break, "e")
+                await turns_until(lambda: stuck._bound().engine.state == "broken", "it is broken")
+                asked["query"] = asyncio.create_task(stuck.query())
+                asked["Point.query"] = asyncio.create_task(asyncio.to_thread(stuck._point.query))
+                await asyncio.wait(asked.values(), timeout=LONG_S)
+                assert [name for name, task in asked.items() if not task.done()] == []
+            for task in asked.values():
+                assert isinstance(task.exception(), ipcsync.RecorderLost)
             peer.call(remote.let_go)
 
     asyncio.run(scenario())

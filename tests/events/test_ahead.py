@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
 
 import ipcsync
+from ipcsync._session.session import living
 from tests.kit import remote
 from tests.kit.peer import Peer
 from tests.kit.until import until
@@ -45,6 +47,25 @@ def test_a_wait_ahead_is_refused_beside_a_client_whose_records_depend_on_all_wai
         with pytest.raises(ipcsync.EngineMismatch, match="not for chains='session'"):
             client.event("theirs", engine="timeline").at(1).wait(stream, ahead=True)
     assert stream.query(), "nothing was queued"
+
+
+def test_it_is_not_once_that_client_is_closed_though_a_stream_still_waits_for_it(
+    coordinator: ipcsync.Coordinator, new_client: NewClient, peer: Peer
+) -> None:
+    pending = peer.call(remote.record_unfinished, coordinator.endpoint, "pending")
+    peer.call(remote.open_event, "theirs", {"recorder": True, "engine": "timeline"})
+    theirs, behind_all, stream = new_client().event("theirs"), new_client(chains="session"), ipcsync.Stream()
+    behind_all.point(pending).wait(ipcsync.Stream())
+    closing = threading.Thread(target=behind_all.close)
+    closing.start()
+    until(lambda: behind_all._session.is_closed, "it is closed")
+    theirs.at(1).wait(stream, ahead=True)
+    assert behind_all._session in living, "it drains"
+    assert not stream.query()
+    peer.call(remote.record, "theirs", "other")
+    until(stream.query, "the stream goes on")
+    peer.call(remote.let_go)
+    closing.join()
 
 
 def _wait_ahead() -> None:

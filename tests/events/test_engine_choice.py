@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ from typing import Any
 import pytest
 
 import ipcsync
-from ipcsync._board.runtime_dir import is_tmpfs
 from ipcsync.typing import EngineChecks, EngineName
 from tests.kit import remote
 from tests.kit.peer import Peer
+from tests.kit.until import until
 
 pytestmark = pytest.mark.driver
 
@@ -58,25 +57,6 @@ def test_an_unknown_engine_is_a_value_error(client: ipcsync.Client) -> None:
 
 
 # --- a process that does not share /dev/shm, as in another container --------------------------------------------------
-
-
-@pytest.fixture
-def shared_directory() -> Iterator[str]:
-    """A directory on tmpfs that is not on /dev/shm, so that a process with another /dev/shm still has it."""
-    if os.geteuid() != 0:
-        pytest.skip("only root may give a process a /dev/shm of its own")
-    if shutil.which("mount") is None:
-        pytest.skip("there is no mount command to make a tmpfs with")
-    directory = Path(tempfile.mkdtemp(prefix="ipcsync-shared-"))
-    done = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", directory], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        directory.rmdir()
-        pytest.skip(f"no tmpfs can be mounted here: {done.stderr.strip()}")
-    directory.chmod(0o700)
-    assert is_tmpfs(str(directory))
-    yield str(directory)
-    subprocess.run(["umount", "--lazy", directory], check=True)  # this process may have the board mapped still
-    directory.rmdir()
 
 
 @pytest.fixture
@@ -142,6 +122,9 @@ def test_without_a_common_dev_shm_the_event_engine_is_refused_and_said_why(
         assert event.state == "open"
         event.record(ipcsync.Stream()).synchronize(10)
         assert [row.name for row in client.list_events()] == ["e"]
+        event.close()
+        until(lambda: client.stats()["pool_in_use"] == 0, "the slot is free")
+        peer.call(remote.synchronize, data)  # what is told of an event that is over needs no engine
     report = peer.call(_check_there)
     assert not report["event"]["ok"]
     assert "/dev/shm" in report["event"]["why"]

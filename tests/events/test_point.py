@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 import ipcsync
+from ipcsync._wire import codec as wire
+from ipcsync.client.point import _unpickle
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.kit import remote
@@ -150,6 +152,21 @@ def test_a_point_of_another_coordinator_is_refused(
     data = bytes(event.record(ipcsync.Stream()))
     with ipcsync.connect(new_coordinator().endpoint) as elsewhere, pytest.raises(ipcsync.StalePoint):
         elsewhere.point(data)
+
+
+def test_an_unpickled_point_of_none_of_several_coordinators_says_to_ask_the_right_client(
+    new_coordinator: Callable[..., ipcsync.Coordinator], client: ipcsync.Client
+) -> None:
+    """It may be of another node, which only the client that has a bridge could ask."""
+    data = wire.pack(wire.PointKey(b"one that is gone", 0, 1, 1))
+    with ipcsync.connect(new_coordinator().endpoint) as second:
+        with pytest.raises(ipcsync.ConnectError, match=r"ask the right one: client\.point\(bytes\(point\)\)$"):
+            _unpickle(data).query()
+        for each in (client, second):
+            with pytest.raises(ipcsync.StalePoint):
+                each.point(bytes(_unpickle(data)))
+    with pytest.raises(ipcsync.StalePoint):
+        _unpickle(data).query()
 
 
 def test_a_point_of_an_unnamed_event_works_like_any_other(new_client: NewClient, engine: EngineName) -> None:

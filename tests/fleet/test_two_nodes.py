@@ -16,7 +16,9 @@ import pytest
 import ipcsync
 from ipcsync.testing import StreamGate
 from tests.fleet.nodes import Node
+from tests.kit import remote
 from tests.kit.machine import Machine
+from tests.kit.peer import Peer
 from tests.kit.until import until
 
 pytestmark = pytest.mark.process
@@ -80,6 +82,20 @@ def test_the_own_node_is_one_of_the_fleet_too(new_node: Callable[..., Node]) -> 
     seen.close()
     event.close()
     until(lambda: recorder.stats()["pool_in_use"] == 0, "the bridge to hold nothing")
+
+
+def test_a_ring_of_the_own_node_is_refused_to_who_sees_another_dev_shm(
+    shared_directory: str, new_node: Callable[..., Node], peer: Peer
+) -> None:
+    node = new_node("a", runtime_dir=shared_directory)
+    node.await_bridge()
+    peer.call(remote.see_another_shm)
+    peer.call(remote.connect, node.coordinator.endpoint)
+    node.client().event("ring", recorder=True, engine="event")
+    refused = peer.call(remote.error_of, remote.open_event, "ring", {"node": "a"})
+    assert refused == peer.call(remote.error_of, remote.open_event, "ring")
+    assert refused is not None
+    assert "/dev/shm" in refused[1]
 
 
 @pytest.mark.driver

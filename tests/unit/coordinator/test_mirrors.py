@@ -41,8 +41,8 @@ class Desk(World):
         self.ids = ids or self.ids
         self.handlers.fleet.deliver = lambda _routing, frame: self.late.append(codec.decode_reply(frame)[1])
 
-    def session(self, role: str = "") -> messages.Welcome:
-        reply = self.ask(messages.Hello(os.urandom(16), "" if role else ipcsync.driver_name(), role=role))
+    def session(self, role: str = "", **hello: Any) -> messages.Welcome:
+        reply = self.ask(messages.Hello(os.urandom(16), "" if role else ipcsync.driver_name(), role=role, **hello))
         assert isinstance(reply, messages.Welcome), reply
         return reply
 
@@ -434,6 +434,46 @@ def test_what_a_fleets_name_stands_for_at_home_is_attached_to_as_any_event(desk:
     (given,) = desk.late
     assert isinstance(given, messages.Attachment)
     assert (given.slot, given.origin) == (own.slot, None)
+
+
+_NO_HANDLES: list[dict[str, Any]] = [{"shm": "0:0"}, {"namespace": 1, "pid": os.getpid()}]
+"""Of a process that can open no handle of the coordinator's: it sees another /dev/shm, or is called as the keeper."""
+
+
+def _by_its_nodes_name(desk: Desk, bridge: messages.Welcome, asker: messages.Welcome) -> messages.Message:
+    """The reply to who opens the event "ring" as one of this very node."""
+    assert desk.put(messages.Remote("open", "here", "ring"), asker) is None
+    (want,) = desk.wants(bridge)
+    known: Any = desk.put(messages.Open("ring"), bridge)
+    assert isinstance(known, messages.Attachment), known
+    use = known.slot, known.incarnation
+    desk.put(messages.Import(want.number, desk.board.epoch, *use, "here", "ring"), bridge)
+    desk.put(messages.Close(*use), bridge)
+    return desk.late.pop()
+
+
+@pytest.mark.parametrize("hello", _NO_HANDLES, ids=["shm", "pid"])
+def test_a_ring_of_the_own_node_is_not_for_who_can_open_no_handle_by_the_nodes_name_either(
+    desk: Desk, hello: dict[str, Any]
+) -> None:
+    bridge, recorder, asker = desk.session("bridge"), desk.session(), desk.session(**hello)
+    desk.put(messages.Open("ring", recorder=True, engine="event"), recorder)
+    refused = _by_its_nodes_name(desk, bridge, asker)
+    assert isinstance(refused, messages.Failure), refused
+    assert refused == desk.put(messages.Open("ring"), asker)
+    assert refused.kind == "EngineMismatch"
+    (slot,) = desk.registry.slots.values()
+    assert slot.active == {recorder.serial}, "and nothing is left of it"
+
+
+@pytest.mark.parametrize("hello", _NO_HANDLES, ids=["shm", "pid"])
+def test_a_bridge_that_can_open_no_handle_finds_a_ring_for_who_can(desk: Desk, hello: dict[str, Any]) -> None:
+    bridge, recorder = desk.session("bridge", **hello), desk.session()
+    own = desk.put(messages.Open("ring", recorder=True, engine="event"), recorder)
+    assert isinstance(own, messages.Attachment)
+    given = _by_its_nodes_name(desk, bridge, desk.session())
+    assert isinstance(given, messages.Attachment), given
+    assert (given.slot, given.handles) == (own.slot, own.handles)
 
 
 def test_an_answer_goes_on_to_who_asked_and_only_answers_do(desk: Desk) -> None:
