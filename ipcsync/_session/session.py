@@ -559,8 +559,8 @@ def session_of(epoch: bytes) -> Session:
         found = connected
     if not found:
         raise ConnectError(
-            "this point needs a client of its coordinator in this process: connect first, or, among several, ask the "
-            "right one: client.point(bytes(point))"
+            "this point needs a client of its coordinator in this process: call ipcsync.connect(), or await "
+            "ipcsync.aconnect(), first; or, among clients of several, ask the right one: client.point(bytes(point))"
         )
     return found[0]
 

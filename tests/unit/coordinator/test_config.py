@@ -149,7 +149,7 @@ def test_what_cannot_be_in_a_file_is_said(tmp_path: Path, text: str, why: str) -
 @pytest.mark.parametrize("number", ["9" * 5000, "0x" + "f" * 4000], ids=["to read", "to show"])
 def test_a_number_of_too_many_digits_is_said_with_its_file(tmp_path: Path, number: str) -> None:
     file = _toml(tmp_path, f"pool = {number}")
-    with pytest.raises(ConfigError, match=f"^{re.escape(file)} .*4300 digits"):
+    with pytest.raises(ConfigError, match=f"^{re.escape(file)} .*4300 digits[^;]*$"):
         load(_NONE, file)
 
 
