@@ -179,6 +179,20 @@ def test_no_stream_takes_over_an_event_while_another_ones_record_on_it_ends(
 
 
 @pytest.mark.usefixtures("takes_over")
+@pytest.mark.parametrize("is_made", [False, True])
+def test_no_stream_takes_over_an_event_whose_last_record_the_driver_refused(
+    client: ipcsync.Client, engine: EngineName, is_made: bool
+) -> None:
+    """It is to be made again first, and may be behind whatever its stream waits for."""
+    held, free = ipcsync.Stream(), ipcsync.Stream()
+    refused = driver_functions.refused_once(driver_functions.RECORD[engine], is_made=is_made)
+    with StreamGate(held):
+        with driver_functions.replaced(refused), pytest.raises(ipcsync.DriverError):
+            client.record(held, engine=engine)
+        client.record(free, engine=engine).synchronize(10)
+
+
+@pytest.mark.usefixtures("takes_over")
 def test_no_two_tasks_records_on_new_streams_are_on_one_event_or_take_it_from_each_other(
     coordinator: ipcsync.Coordinator, monkeypatch: pytest.MonkeyPatch, engine: EngineName
 ) -> None:

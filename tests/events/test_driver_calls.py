@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import ipcsync
+from ipcsync._drivers import load, unwrap
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.events.stage import Stage
@@ -312,3 +313,53 @@ def test_a_stream_on_which_a_record_is_repeated_and_refused_again_is_behind_what
     if is_closed:
         event.close()
     client.record(streams[1], engine=engine).synchronize(30)
+
+
+@pytest.mark.parametrize("engine", ["event"])
+def test_a_record_that_is_repeated_elsewhere_is_not_behind_what_its_first_stream_waited_for_since(
+    new_client: Callable[[], ipcsync.Client], engine: EngineName
+) -> None:
+    client, stream = new_client(), ipcsync.Stream()
+    event = client.event("e", recorder=True, engine=engine)
+    with replaced(refused_once(RECORD[engine])), pytest.raises(ipcsync.DriverError):
+        event.record(stream)
+    _lose(new_client(), client, stream)
+    for _ in range(2):
+        event.record(ipcsync.Stream()).synchronize(30)
+    with pytest.raises(ipcsync.RecorderLost):
+        event.record(stream)
+
+
+@pytest.mark.parametrize("waits", ["same", "legacy", "other"])
+def test_a_record_whose_late_marker_may_be_behind_a_wait_of_a_blocking_stream_is_lost_with_that(
+    new_client: Callable[[], ipcsync.Client], waits: str
+) -> None:
+    client = new_client()
+    event = client.event("e", recorder=True, engine="timeline")
+    one, other = (ipcsync.ExternalStream(_blocking(), device=0) for _ in range(2))
+    event.record(one).synchronize(30)
+    with replaced(refused_once("cuEventRecord")), pytest.raises(ipcsync.DriverError):
+        event.record(one)
+    waiting = {"same": one, "legacy": ipcsync.default_stream(), "other": other}[waits]
+    points: list[ipcsync.Point] = []
+    _lose(new_client(), client, waiting, lambda: points.append(event.record(ipcsync.Stream())))
+    with pytest.raises(ipcsync.RecorderLost):
+        points[0].synchronize(30)
+    client.resume(waiting, 30)
+
+
+def _blocking() -> int:
+    return int(unwrap(load().cuStreamCreate(0), "cuStreamCreate"))
+
+
+def _lose(
+    theirs: ipcsync.Client, client: ipcsync.Client, stream: ipcsync.Stream, before: Callable[[], object] = lambda: None
+) -> None:
+    """Have a stream wait for a record that is never made: it goes on, and is behind what is lost."""
+    root = theirs.event("root", recorder=True, engine="timeline")
+    seen = client.event("root")
+    seen._engine.wait(1, stream, None, True)  # as one that waited ahead before the other was its recorder
+    before()
+    root.close()
+    with pytest.raises(ipcsync.RecorderLost):
+        seen.at(1).synchronize(30)

@@ -1,11 +1,14 @@
-"""A sender, a graph that replays what it sends, and the event that each replay records."""
+"""A sender, a graph that replays what it sends, and the event that each replay records; what a stream stands behind."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 import ipcsync
+from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
 from tests.graphs.layers import Layers, Sender
 from tests.kit.until import DEADLINE_S
@@ -40,3 +43,27 @@ class Stage:
         points = self.run(value)
         ipcsync.synchronize_all(points, timeout=DEADLINE_S)
         assert self.layers.found() == [value] * len(points)
+
+
+class Standing:
+    """A point of the engine `event` that is pending, and is lost on demand: as if its recorder had died, no stream gets
+    past it before the gate opens."""
+
+    def __init__(self, new_client: NewClient) -> None:
+        between, stream = new_client("between"), ipcsync.Stream()
+        self._root = new_client("root").event("root", recorder=True, engine="timeline")
+        seen = between.event("root")
+        seen._engine.wait(1, stream, None, True)  # as one that waited ahead before the other was its recorder
+        self.gate = StreamGate(stream)
+        self.data = bytes(between.event("standing", recorder=True, engine="event").record(stream))
+
+    def lose(self, seen: ipcsync.Point) -> None:
+        """Have it be lost, and this point of it be known to be."""
+        self._root.close()
+        with pytest.raises(ipcsync.RecorderLost):
+            seen.synchronize(DEADLINE_S)
+
+    def complete(self) -> None:
+        """Have it be complete soon."""
+        self._root.record(ipcsync.Stream())
+        self.gate.open()

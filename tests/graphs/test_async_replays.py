@@ -12,6 +12,7 @@ import pytest
 import ipcsync
 from ipcsync.testing import StreamGate
 from tests.graphs.layers import Layers, Sender, finish
+from tests.graphs.stage import Standing
 from tests.kit.machine import FEW_WAKE_UPS, Machine
 from tests.kit.until import DEADLINE_S
 
@@ -202,3 +203,36 @@ def test_what_is_no_mapping_is_refused(coordinator: ipcsync.Coordinator) -> None
                 make({}, wrong)
 
     _with_client(coordinator, run)
+
+
+def test_row_65_a_replay_is_refused_while_another_stream_stands_in_its_way_and_right_once_that_has_passed(
+    coordinator: ipcsync.Coordinator, new_client: NewClient
+) -> None:
+    layers, held = Layers(1), ipcsync.Stream()
+    standing, sender = Standing(new_client), Sender(new_client(), layers)
+    sent = [bytes(point) for value in (1, 2) for point in sender.send(value)]
+
+    async def run(client: ipcsync.AsyncClient) -> None:
+        own, later = [await client.event(name, recorder=True, engine="timeline") for name in ("own", "later")]
+        lost, *points = [await client.point(data) for data in (standing.data, *sent)]
+
+        def replay(number: int, event: ipcsync.AsyncSharedEvent, stream: ipcsync.Stream) -> Any:
+            waits, records = {layers.waits[0]: points[number]}, {layers.records[0]: event}
+            return client.replay(waits, records, stream=stream, timeout=20)
+
+        await lost.wait(held)
+        async with replay(0, own, held):
+            layers.launch(on=held)
+        standing.lose(lost._point)
+        with pytest.raises(ipcsync.RecorderLost, match="captured anew"):
+            async with replay(1, later, layers.stream):
+                pass
+        standing.gate.open()
+        await client.resume(held, DEADLINE_S)
+        async with replay(1, later, layers.stream) as made:
+            layers.launch()
+        await made[layers.records[0]].synchronize(DEADLINE_S)
+
+    with standing.gate:
+        _with_client(coordinator, run)
+    assert layers.found() == [2]

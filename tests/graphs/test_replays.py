@@ -598,20 +598,51 @@ def test_row_64_a_record_elsewhere_is_behind_a_replay_whose_end_the_driver_refus
     two.expect(3)
 
 
-_MARKS: list[tuple[EngineName, int]] = [("timeline", 0), ("event", 0), ("event", 1)]
-"""The records of CUDA events that a replay of two layers has: a marker on D, or two of the ring."""
+@pytest.mark.parametrize("engine", ["timeline"])
+def test_row_64_a_record_elsewhere_is_behind_what_the_launch_stream_waits_for_once_a_replays_marker_was_refused(
+    one: Stage, new_client: NewClient, engine: EngineName
+) -> None:
+    """The marker is late: a further replay stands behind the wait, and the marker behind that."""
+    one.expect(1)
+    points = one.sender.send(2)
+    with replaced(refused_once("cuEventRecord")), pytest.raises(ipcsync.DriverError, match="cuEventRecord"):
+        _whole(one, points)
+    root = new_client().event("root", recorder=True, engine="timeline")
+    seen = one.client.event("root")
+    seen._engine.wait(1, one.layers.stream, None, True)  # as one that waited ahead
+    another = one.client.event("another", recorder=True, engine=engine)
+    with one.client.replay({}, {one.layers.records[0]: another}, stream=one.layers.stream, timeout=20):
+        pass
+    point = one.done.record(ipcsync.Stream())
+    root.close()
+    with pytest.raises(ipcsync.RecorderLost):
+        point.synchronize(DEADLINE_S)
+    one.client.resume(one.layers.stream, DEADLINE_S)
+
+
+_MARKS: list[tuple[EngineName, int, bool]] = [
+    ("timeline", 0, False),
+    ("timeline", 0, True),
+    ("event", 0, True),
+    ("event", 1, True),
+]
+"""The records of CUDA events that a replay of two layers has: a marker on F, if there is none yet, on D, or two of the
+ring."""
 
 
 @pytest.mark.parametrize("is_made", [False, True])
-@pytest.mark.parametrize(("engine", "number"), _MARKS)
+@pytest.mark.parametrize(("engine", "number", "has_markers"), _MARKS)
 def test_row_64_a_record_or_a_marker_that_the_driver_refuses_leaves_the_next_replays_right(
-    two: Stage, number: int, is_made: bool
+    two: Stage, number: int, has_markers: bool, is_made: bool
 ) -> None:
     two.expect(1)
+    if has_markers:
+        with StreamGate(two.sender.stream):
+            two.run(1)
     with StreamGate(two.sender.stream):
         points = two.sender.send(2)
         refused = refused_once("cuEventRecord", number, is_made=is_made)
-        with replaced(refused), pytest.raises(ipcsync.DriverError):
+        with replaced(refused), pytest.raises(ipcsync.DriverError, match="cuEventRecord"):
             _whole(two, points)
     for value in (3, 4, 5):
         with StreamGate(two.sender.stream):

@@ -28,7 +28,7 @@ from tests.faults.fixtures import sleeps_in_core
 from tests.graphs import actions as do
 from tests.graphs import ahead_actions as ahead
 from tests.graphs.layers import Layers, begin_capture, call, captured, end_empty, finish
-from tests.graphs.stage import NewClient, Stage
+from tests.graphs.stage import NewClient, Stage, Standing
 from tests.kit import remote
 from tests.kit.driver_functions import RECORD, REFUSED, Call, amid, refused_once, replaced
 from tests.kit.failing import Failing
@@ -660,6 +660,87 @@ def test_a_record_elsewhere_is_not_behind_what_its_lane_waited_for_when_it_serve
         pass
     assert lane.stream_id != served
     event.record(ipcsync.Stream()).synchronize(DEADLINE_S)
+
+
+class _Behind:
+    """A lane that a replay leaves behind a pending point, and a next replay on `stream`, which would be behind that."""
+
+    def __init__(self, new_client: NewClient, where: str) -> None:
+        self.client, self.standing, self.first = new_client("main"), Standing(new_client), ipcsync.Stream()
+        self.wait, self.record = ipcsync.GraphWait(), ipcsync.GraphRecord()
+        self.graph = captured(self.first, *(partial(each.capture, self.first) for each in (self.wait, self.record)))
+        self.complete = self.client.event("complete", recorder=True, engine="timeline").record(ipcsync.Stream())
+        self.complete.synchronize(DEADLINE_S)
+        self.point = self.client.point(self.standing.data)
+        self.later = self.client.event("later", recorder=True, engine="timeline")
+        is_drainer = where == "its own drainer"
+        self.stream = self.first if is_drainer else ipcsync.Stream()
+        event = self.client.event("first", recorder=True, engine="event")
+        side = ipcsync.Stream() if is_drainer else self.first
+        self.point.wait(side)
+        if is_drainer:
+            self.point = event.record(side)  # which the lane's record waits for
+        waits = {self.wait: self.complete} if where != "a lane with its record" else {}
+        records = {self.record: event} if where != "a lane with its wait" else {}
+        with self.client.replay(waits, records, stream=self.first, timeout=20):
+            pass
+
+    def replay(self, *, records: bool = True) -> ipcsync.client.Replaying:
+        return self.client.replay(
+            {self.wait: self.complete}, {self.record: self.later} if records else {}, stream=self.stream, timeout=20
+        )
+
+    def expect(self) -> None:
+        with self.replay() as made:
+            call("cuGraphLaunch", self.graph, self.stream._handle)
+        made[self.record].synchronize(DEADLINE_S)
+
+
+_WHERE = ["its own drainer", "a lane with its record", "a lane with its wait"]
+
+
+@pytest.mark.parametrize(
+    ("where", "records"), [*((where, True) for where in _WHERE), (_WHERE[0], False), (_WHERE[2], False)]
+)
+def test_row_65_a_replay_is_refused_before_anything_is_queued_while_another_stream_stands_in_its_way(
+    new_client: NewClient, where: str, records: bool
+) -> None:
+    behind = _Behind(new_client, where)
+    free = behind.client.event("free", recorder=True, engine="timeline")
+    with behind.standing.gate:
+        behind.standing.lose(behind.point)
+        until(lambda: where != "its own drainer" or behind.stream.query(), "the graph is over")
+        for _ in range(2):
+            with pytest.raises(ipcsync.RecorderLost, match=r"the replay may never be done: .* captured anew"):
+                behind.replay(records=records).__enter__()
+            free.record(behind.stream).synchronize(DEADLINE_S)  # which has nothing of it
+    behind.client.resume(behind.first, timeout=DEADLINE_S)
+    behind.expect()
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+@pytest.mark.parametrize("where", _WHERE)
+def test_row_65_a_replay_is_behind_what_another_stream_in_its_way_waits_for_until_that_is_over(
+    new_client: NewClient, where: str, is_lost: bool
+) -> None:
+    behind = _Behind(new_client, where)
+    with behind.standing.gate:
+        with behind.replay() as made:
+            call("cuGraphLaunch", behind.graph, behind.stream._handle)
+        point = made[behind.record]
+        assert not point.query()
+        if is_lost:
+            behind.standing.lose(behind.point)
+            with pytest.raises(ipcsync.RecorderLost):
+                point.synchronize(DEADLINE_S)
+            with pytest.raises(ipcsync.WaitTimeout):
+                behind.client.resume(behind.stream, timeout=0)
+        else:
+            behind.standing.complete()
+            point.synchronize(DEADLINE_S)
+            behind.expect()
+    behind.client.resume(behind.stream, timeout=DEADLINE_S)
+    behind.client.event("next", recorder=True, engine="timeline").record(behind.stream).synchronize(DEADLINE_S)
 
 
 def _is_interrupted_at(number: int, function: Callable[[], object]) -> bool:
