@@ -53,11 +53,11 @@ def await_passed(
     """
     with OnDevice(ordinal) as inside, inside:
         refuse_capturing(handle, "resume")  # the event would go into the graph, and a question about it spoil that
-        mine = [int(call("cuStreamGetId", each)) for each in (handle, context.driver().CUstream(context.LEGACY))]
+        mine = int(call("cuStreamGetId", handle))
     event = wrap(handle, ordinal).record_event()
     if not context.await_event(event.cuda_event, deadline_ns, check):
         return False
-    while not all(wait.stream in mine or wait.has_passed() for wait in waits):
+    while not all(wait.stream == mine or wait.has_passed() for wait in waits):
         check()
         if time.monotonic_ns() >= deadline_ns:
             return False

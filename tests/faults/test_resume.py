@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import ipcsync
-from ipcsync._drivers import load, unwrap
 from ipcsync._engines import queued
 from ipcsync.testing import StreamGate
 from tests.kit import driver_functions
@@ -136,23 +135,3 @@ def test_a_record_on_a_stream_that_is_resumed_is_good_whether_the_event_that_it_
     for stream in streams:
         client.resume(stream, 30)
     later.record(streams[1]).synchronize(30)
-
-
-def test_a_blocking_stream_is_resumed_though_the_default_streams_marker_was_refused(
-    new_client: Callable[[], ipcsync.Client],
-) -> None:
-    """What a blocking stream is past, the default one is past as well."""
-    theirs, client = new_client(), new_client()
-    root, seen = theirs.event("root", recorder=True, engine="timeline"), client.event("root")
-    event, default = client.event("e", recorder=True, engine="timeline"), ipcsync.default_stream()
-    blocking = ipcsync.ExternalStream(int(unwrap(load().cuStreamCreate(0), "cuStreamCreate")), device=0)
-    refused = driver_functions.refused_once("cuEventRecord", 1)  # behind the one that makes it
-    with driver_functions.replaced(refused), pytest.raises(ipcsync.DriverError):
-        seen._engine.wait(1, default, None, True)  # as one that waited ahead
-    root.close()
-    with pytest.raises(ipcsync.RecorderLost):
-        seen.at(1).synchronize(30)
-    with pytest.raises(ipcsync.RecorderLost):
-        event.record(blocking)
-    client.resume(blocking, 5)
-    event.record(blocking).synchronize(30)

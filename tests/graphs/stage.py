@@ -49,13 +49,13 @@ class Standing:
     """A point of the engine `event` that is pending, and is lost on demand: as if its recorder had died, no stream gets
     past it before the gate opens."""
 
-    def __init__(self, new_client: NewClient) -> None:
-        between, stream = new_client("between"), ipcsync.Stream()
-        self._root = new_client("root").event("root", recorder=True, engine="timeline")
-        seen = between.event("root")
+    def __init__(self, new_client: NewClient, name: str = "standing") -> None:
+        between, stream = new_client(), ipcsync.Stream()
+        self._root = new_client().event(f"{name}/root", recorder=True, engine="timeline")
+        seen = between.event(f"{name}/root")
         seen._engine.wait(1, stream, None, True)  # as one that waited ahead before the other was its recorder
         self.gate = StreamGate(stream)
-        self.data = bytes(between.event("standing", recorder=True, engine="event").record(stream))
+        self.data = bytes(between.event(name, recorder=True, engine="event").record(stream))
 
     def lose(self, seen: ipcsync.Point) -> None:
         """Have it be lost, and this point of it be known to be."""

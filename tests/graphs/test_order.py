@@ -152,10 +152,10 @@ def test_who_has_the_words_next_waits_for_the_number_under_which_they_were_given
     stage.log.fails_at = 3  # the end, which is repeated under the next number
     with pytest.raises(ipcsync.DriverError):
         stage.run(1)
-    stage.gate.open()
     records, other = dict.fromkeys(stage.layers.records, stage.done), ipcsync.Stream()
     with replaced({"cuStreamBatchMemOp": note}), stage.client.replay({}, records, stream=other, timeout=20) as replay:
         stage.layers.launch(stage.layers.capture(0, 1, waits=False), other)
+    stage.gate.open()
     replay[stage.layers.records[1]].synchronize(DEADLINE_S)
     assert stage.log._brackets is not None
     assert set(awaited) == {stage.log._brackets + 2}

@@ -743,6 +743,46 @@ def test_row_65_a_replay_is_behind_what_another_stream_in_its_way_waits_for_unti
     behind.client.event("next", recorder=True, engine="timeline").record(behind.stream).synchronize(DEADLINE_S)
 
 
+def test_a_replay_is_not_behind_what_another_stream_waits_for_behind_its_replays(new_client: NewClient) -> None:
+    client, standing = new_client("main"), Standing(new_client)
+    first, second, record = ipcsync.Stream(), ipcsync.Stream(), ipcsync.GraphRecord()
+    captured(first, lambda: record.capture(first))
+    events = [client.event(name, recorder=True, engine="timeline") for name in ("e", "later")]
+    point = client.point(standing.data)
+    with standing.gate:
+        for stream, event in zip((first, second), events, strict=True):
+            with client.replay({}, {record: event}, stream=stream, timeout=20) as made:
+                pass
+            made[record].synchronize(DEADLINE_S)
+            until(lambda: lane_of(first._handle, 0)[0].is_free, "its bracket is over")
+            if stream is first:
+                point.wait(first)
+                standing.lose(point)
+    client.resume(first, DEADLINE_S)
+
+
+def test_row_65_a_refused_replay_is_behind_nothing_pending_either(new_client: NewClient) -> None:
+    client, streams = new_client("main"), [ipcsync.Stream() for _ in range(3)]
+    standing = [Standing(new_client, name) for name in ("pending", "lost")]
+    records = [ipcsync.GraphRecord() for _ in standing]
+    points = [client.point(each.data) for each in standing]
+    captured(streams[0], *(partial(record.capture, streams[0]) for record in records))
+    with standing[0].gate, standing[1].gate:
+        for number, record in enumerate(records):
+            points[number].wait(streams[number])
+            event = client.event(f"e{number}", recorder=True, engine="timeline")
+            with client.replay({}, {record: event}, stream=streams[number], timeout=20):
+                pass
+        standing[1].lose(points[1])
+        later = client.event("later", recorder=True, engine="timeline")
+        with pytest.raises(ipcsync.RecorderLost, match="captured anew"):
+            client.replay({}, dict.fromkeys(records, later), stream=streams[2], timeout=20).__enter__()
+        standing[0].lose(points[0])
+        later.record(streams[2]).synchronize(DEADLINE_S)
+    for stream in streams:
+        client.resume(stream, DEADLINE_S)
+
+
 def _is_interrupted_at(number: int, function: Callable[[], object]) -> bool:
     """Whether an exception before that line of `graphs` that is run, counted from 0, ended it."""
     lines = count()

@@ -168,7 +168,8 @@ cdef class Bracket:
                 if (<Lane>spot.lane).claimed == spot.number:
                     self.unclaim(index)
                     return spot
-                self.add_other(spot.lane, spot.number)
+                if not (<Lane>spot.lane).is_past(spot.number):
+                    self.add_other(spot.lane, spot.number)
             item.lane, item.number = spot.lane, spot.number
             spot.lane, spot.number = lane, number
         return NULL
@@ -269,10 +270,13 @@ cdef class Lane:
     @property
     def is_free(self):
         """Whether all brackets are over, and nothing lost stands in the way of its own streams."""
-        cdef int64_t over = ipcsync_load(<const uint64_t *>self.over_host)
-        if self.bracket is not None or self.number != over or self.number != now_drained(self):
+        if self.bracket is not None or not self.is_past(self.number):
             return False
         return not any([wait.known_outcome() is not True for wait in of(self.feeder_id) + of(self.drainer_id)])
+
+    cdef bint is_past(self, int64_t number) noexcept nogil:
+        """Whether its streams are past a bracket."""
+        return <int64_t>ipcsync_load(<const uint64_t *>self.over_host) >= number and now_drained(self) >= number
 
     cdef int open(self, Bracket bracket, int64_t deadline, timeout) except -1:
         """Prepare and feed a bracket that has been claimed."""
@@ -283,12 +287,6 @@ cdef class Lane:
                 raise MemoryError
             self.operations, self.room = grown, most
         sweep()
-        for lane in [self, *[<object>bracket.others[index].lane for index in range(bracket.other_count)]]:
-            for wait in latest(lane.drainer_id) + ([] if lane is self else latest(lane.key)):
-                if wait.view.kind == "event" and not wait.has_passed():  # L is about to be behind it, perhaps for ever
-                    if isinstance(wait.known_outcome(), Loss):
-                        raise wait.outcome.error_behind(wait.label, "the replay", wait.view.name, wait.generation, ANEW)
-                    add(self.key, wait.view, wait.generation, wait.stream, wait.ordinal)
         if bracket._is_ahead and bracket.taps:
             bracket.before = latest(self.key)
         for index in range(bracket.fed):
@@ -301,6 +299,16 @@ cdef class Lane:
             for index in range(bracket.fed):
                 if bracket.uses[index].is_in:
                     check_open(<Core>bracket.uses[index].core)  # while it is open, its word stays
+            behind = latest(self.feeder_id) + latest(self.drainer_id)
+            for index in range(bracket.other_count):
+                behind += latest((<Lane>bracket.others[index].lane).key)
+                behind += latest((<Lane>bracket.others[index].lane).drainer_id)
+            behind = [wait for wait in behind if wait.view.kind == "event" and not wait.has_passed()]
+            for wait in behind:  # as L is about to be, perhaps for ever
+                if isinstance(wait.known_outcome(), Loss):
+                    raise wait.outcome.error_behind(wait.label, "the replay", wait.view.name, wait.generation, ANEW)
+            for wait in behind:
+                add(self.key, wait.view, wait.generation, wait.stream, wait.ordinal)
             # The next records of L depend on the pending points, which F waits for. Of an event only on the last: if that
             # is good, all are, and what loses one of them has lost the replay as a whole. The end of no record proves that
             # a lane's own stream waits for nothing more, so none is marked as queued.
