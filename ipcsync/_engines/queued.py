@@ -48,21 +48,20 @@ def await_passed(
 ) -> bool:
     """Block until a stream has finished all that is queued there now; False if `deadline_ns` passes before.
 
-    Then also until every other stream that has queued one of `waits` is past it: blocking streams share a list, and do
-    not wait for each other.
+    And until every other stream that has queued one of `waits` is past it: blocking streams share a list, and do not
+    wait for each other.
     """
     with OnDevice(ordinal) as inside, inside:
         refuse_capturing(handle, "resume")  # the event would go into the graph, and a question about it spoil that
         mine = int(call("cuStreamGetId", handle))
-    event = wrap(handle, ordinal).record_event()
-    if not context.await_event(event.cuda_event, deadline_ns, check):
-        return False
-    while not all(wait.stream == mine or wait.has_passed() for wait in waits):
+    # First, since a stream that stands may be full: the driver takes in no event then, nor returns.
+    while not all((wait.stream == mine and wait.view.kind != "event") or wait.has_passed() for wait in waits):
         check()
         if time.monotonic_ns() >= deadline_ns:
             return False
         time.sleep(_PAUSE_S)
-    return True
+    event = wrap(handle, ordinal).record_event()
+    return context.await_event(event.cuda_event, deadline_ns, check)
 
 
 # --- what waits on the host for this process's own work ---------------------------------------------------------------

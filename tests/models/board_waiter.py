@@ -397,6 +397,7 @@ class Waits(SlotView):
                 yield retract
             yield Op("cuStreamWaitEvent", do.queue_wait, (me, generation))
             yield self.note("mark")
+            yield self.note("load recorded")  # whether the ring went round all the same: a hazard counts for a second
         if found or not self.has("retract too early"):
             yield retract
         return not found

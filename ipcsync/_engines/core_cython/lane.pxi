@@ -260,6 +260,7 @@ cdef class Lane:
         try:
             if not self.is_free or lanes.setdefault(stream_id, self) is not self:
                 return False
+            drop(of(self.feeder_id) + of(self.drainer_id))
             before = self.stream_id
             self.launch, self.key, self.stream_id = handle, key, stream_id
             lanes.pop(before, None)
@@ -272,7 +273,8 @@ cdef class Lane:
         """Whether all brackets are over, and nothing lost stands in the way of its own streams."""
         if self.bracket is not None or not self.is_past(self.number):
             return False
-        return not any([wait.known_outcome() is not True for wait in of(self.feeder_id) + of(self.drainer_id)])
+        waits = of(self.feeder_id) + of(self.drainer_id)
+        return all([wait.known_outcome() is not None and wait.has_passed() for wait in waits])
 
     cdef bint is_past(self, int64_t number) noexcept nogil:
         """Whether its streams are past a bracket."""

@@ -106,6 +106,8 @@ cdef class ReplayingBase:
         if not lane.lock.await_turn(self.deadline):
             self._raise_no_room(0)
         try:
+            if bracket._is_over:  # its task was cancelled
+                self._raise_ended()
             if lane.stream_id != self.stream_id:
                 return False
             if lane.bracket is not None:
@@ -254,7 +256,7 @@ cdef class ReplayingBase:
         cdef int64_t pause = 20000
         while lane.claimed == 0 and lane.number - now_drained(lane) >= most:
             self._session.check_liveness()
-            if ipcsync_now() >= self.deadline:
+            if ipcsync_now() >= self.deadline or bracket._is_over:
                 self._raise_no_room(most)
             with nogil:
                 ipcsync_pause(pause)
@@ -330,6 +332,7 @@ cdef class ReplayingBase:
             raise elsewhere or refusal
 
     def _end_from_outside(self):
-        """End it as if its block had raised: by another thread, as of a task that was cancelled."""
+        """End it as if its block had raised: by another thread, as of a task that was cancelled. None is begun after."""
+        self._replay._is_over = True
         if self.lane != NULL:
             (<Lane>self.lane).end_from_outside(self)

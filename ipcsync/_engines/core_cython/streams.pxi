@@ -47,10 +47,10 @@ cdef uintptr_t address_of(stream) except? 0:
 
 # --- the turns of a use's calls ---------------------------------------------------------------------------------------
 
-cdef int enter_calls(Core self, int64_t deadline, int64_t generation, timeout, str what) except -1:
-    """Take the turn of calls that queue work, which `leave_calls` gives; 1 if another thread had it. WaitTimeout once
-    `deadline` is over. A call within another one of its thread, which has a turn too, waits half a second at most: two
-    such might wait for each other. On the thread that beats, the wait beats."""
+cdef int enter_calls(Core self, int64_t deadline, int64_t generation, timeout, str what, bint waits=False) except -1:
+    """Take the turn of calls that queue work, which `leave_calls` gives; 1 if another thread had it; 2, and it is not
+    taken, once what the call `waits` for is complete. WaitTimeout once `deadline` is over. A call within another one of
+    its thread, which has a turn too, waits half a second at most: two may wait for each other. It beats where it must."""
     cdef bint is_within = ipcsync_turns(0) > 0
     step(b"lock")
     cdef bint is_taken = not self.calls.take()
@@ -59,10 +59,14 @@ cdef int enter_calls(Core self, int64_t deadline, int64_t generation, timeout, s
             self.raise_reentered()
         if is_within:
             deadline = min(deadline, ipcsync_now() + WITHIN_NS)
-        if not self.calls.await_turn(deadline, self.guard):
-            if is_within:
-                self.raise_reentered()
-            self.raise_timeout(generation, timeout, what)
+        while not self.calls.await_turn(min(deadline, ipcsync_now() + <int64_t>SLICE_NS), self.guard):
+            self.check_liveness(generation)  # that thread may stand in the driver for ever
+            if waits and is_complete(self, generation):
+                return 2
+            if ipcsync_now() >= deadline:
+                if is_within:
+                    self.raise_reentered()
+                self.raise_timeout(generation, timeout, what)
     ipcsync_turns(1)
     return is_taken
 
@@ -227,8 +231,7 @@ cdef bint renew_markers(Core self) noexcept:
     return is_settled
 
 cdef bint drop_markers(Core self, bint all) except -1:
-    """Destroy the complete ones (`all`: any), unless their streams may have later work; whether none is left. With the
-    turn."""
+    """Destroy complete ones (`all`: any), unless their streams may have later work; whether none is left. With the turn."""
     cdef int index = 0
     enter_state(self)
     with nogil:
@@ -244,8 +247,7 @@ cdef bint drop_markers(Core self, bint all) except -1:
     return self.marker_count == 0
 
 cdef Marker take_unpassed(Core self, uint64_t stream) noexcept nogil:
-    """The marker of a stream that is not past all waits for this slot, for the caller to destroy. With the turn and
-    `state`."""
+    """The marker of a stream that is not past all waits for this slot, to be destroyed. With the turn and `state`."""
     cdef Marker taken = Marker(0, NULL, NULL, 0, 0)
     cdef Marker *marker = marker_of(self, stream)
     if marker != NULL and not is_past(marker):
@@ -262,8 +264,7 @@ cdef enum:
 cdef uint64_t seen[SEEN]  # of streams: each has an id that no other one of this process ever has
 
 cdef inline uint64_t known_stream(uint64_t stream) noexcept nogil:
-    """What was seen of a stream: its id << 9 | its device << 2 | 2 once its kind is known | 1 if it is a blocking one.
-    0: nothing."""
+    """What was seen of a stream, 0: nothing; its id << 9 | its device << 2 | 2 once its kind is known | 1 if it blocks."""
     known = ipcsync_load(&seen[stream % SEEN])
     return known if known >> 9 == stream else 0
 

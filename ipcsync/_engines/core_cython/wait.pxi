@@ -29,6 +29,7 @@ cdef uint64_t queue_wait(Core self, Handle handle, int ordinal, int64_t generati
     """The id of the stream on which the wait was queued; 0 if there was nothing to wait for. NO_STREAM, and nothing is
     changed: `ordinal` is below 0, and it is not known of which device the stream is."""
     cdef uint64_t stream = 0
+    cdef int64_t bound = generation
     cdef Wait listed
     cdef Refusal refusal = Refusal(0, NULL)
     with nogil:
@@ -45,7 +46,9 @@ cdef uint64_t queue_wait(Core self, Handle handle, int ordinal, int64_t generati
         return NO_STREAM
     open_import(self, generation)  # before the hazard: opening one takes long
     sweep()
-    was_taken = enter_calls(self, deadline, generation, timeout, "waited for (another thread's wait or record blocks)")
+    was_taken = enter_calls(self, deadline, generation, timeout, "waited for (another thread's wait or record blocks)", True)
+    if was_taken == 2:
+        return 0
     try:
         if was_taken:  # by one that may have begun a capture meanwhile
             check_usable(self, handle, "wait")
@@ -54,10 +57,10 @@ cdef uint64_t queue_wait(Core self, Handle handle, int ordinal, int64_t generati
         key = key_of(self, handle, stream, ordinal)
         listed = add(key, self, generation, stream, ordinal)  # only now: what is not queued is not depended on
         with nogil:
-            found = queue_announced(self, handle, stream, generation, &refusal)
-        if found == PENDING and isinstance(listed.outcome, Loss):  # known before it was queued: a resume may forget that one
+            found = queue_announced(self, handle, stream, &bound, &refusal)
+        if found == PENDING and (bound > generation or isinstance(listed.outcome, Loss)):  # a resume may forget that one
             drop([listed])
-            listed = add(key, self, generation, stream, ordinal)
+            listed = add(key, self, bound, stream, ordinal)
     finally:
         leave_calls(self)
     if found == IS_CLOSED:
@@ -69,12 +72,13 @@ cdef uint64_t queue_wait(Core self, Handle handle, int ordinal, int64_t generati
     if refusal.error:
         self.raise_driver(refusal.error, refusal.call.decode())
     listed.is_queued = True
-    check_queued(self, generation)
+    check_queued(self, bound)
     return stream
 
-cdef int queue_announced(Core self, Handle handle, uint64_t stream, int64_t generation, Refusal *refusal) noexcept nogil:
-    """With the turn: PENDING, and queued; COMPLETE by now; IS_CLOSED or IS_LOST."""
+cdef int queue_announced(Core self, Handle handle, uint64_t stream, int64_t *bound, Refusal *refusal) noexcept nogil:
+    """With the turn: PENDING, and queued, for `bound` or perhaps a later record; COMPLETE by now; IS_CLOSED or IS_LOST."""
     cdef int found = PENDING
+    cdef int64_t generation = bound[0]
     if self.has_ring:
         announce(self)  # from here on its event is recorded again only if it was complete before
         # The recorder stores what is complete before it looks at the hazards.
@@ -83,6 +87,8 @@ cdef int queue_announced(Core self, Handle handle, uint64_t stream, int64_t gene
     if found == PENDING:
         give_wait(self, handle, generation, refusal)
         tell(refusal, mark(self, handle, stream), b"cuEventRecord")  # behind a refused one too: the stream may have it
+        if self.has_ring and last_of(self) >= generation + self.depth:  # this took longer than a hazard counts
+            bound[0] = last_of(self)
     if self.has_ring:
         retract(self)
     return found

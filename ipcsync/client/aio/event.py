@@ -345,7 +345,11 @@ class AsyncReplaying:
         began = monotonic_ns()
         await self._await_points()
         self._replaying._locate()
-        await run(partial(self._replaying._enter, began), lambda _: self._replaying._end_from_outside())
+        try:
+            await run(partial(self._replaying._enter, began), lambda _: self._replaying._end_from_outside())
+        except BaseException:
+            self._replaying._end_from_outside()  # also one that still waits for room
+            raise
         return AsyncReplay(self._replaying._replay)
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
