@@ -168,8 +168,7 @@ class Job(Generic[T]):
 
     def wait(self, timeout: float = threading.TIMEOUT_MAX) -> bool:
         deadline = time.monotonic() + timeout
-        # In slices: a wait that was interrupted between the two calls keeps the lock; the others then see the flag
-        # only.
+        # In slices: a wait that was interrupted between the two calls keeps the lock; others see the flag alone.
         while not self.is_set and (left := deadline - time.monotonic()) > 0:
             if self._lock.acquire(timeout=min(left, _SLICE_S)):
                 self._lock.release()

@@ -385,8 +385,7 @@ class AttachmentTable:
         return Close(*use.key, released=is_released, drained=is_drained)
 
     def _sent(self, bodies: Sequence[Close | Break | None], deadline: int) -> list[bool | IpcSyncError]:
-        """Of each whether the coordinator took it, or never will; QuotaExceeded if it has no memory for it now, or
-        ClientClosed."""
+        """Of each whether the coordinator took it, or never will; QuotaExceeded if it lacks memory, or ClientClosed."""
         requests = [None if body is None else Request(body) for body in bodies]
         if asked := [request for request in requests if request is not None]:
             try:

@@ -303,8 +303,7 @@ class Session:
             if key is not None and (known := table.find(key)) is not None:
                 return [known]
             if table.since_beat >= MANY_POINTS:
-                # A thread that attaches in a loop holds slots for which others wait, and beats are rare with a long
-                # TTL.
+                # A thread that attaches in a loop holds slots for which others wait, and beats may be rare.
                 table.end_unused()
                 self.driving.wake()
             self.check()

@@ -76,8 +76,7 @@ def default_client(*, on_connect: Callable[[Client], object] | None = None) -> C
     function of a module, not a new one each time. Of threads that ask at the same time one connects and tells; the
     others wait until it has, and get the same client.
 
-    In a child forked before the first use it is the child's own. Raises ForkedProcessError in a child forked later, and
-    as `connect`.
+    In a child forked before the first use it is the child's own. Raises as `connect`; in later ones ForkedProcessError.
     """
     if not (on_connect is None or callable(on_connect)):
         raise TypeError(f"on_connect is a function that takes a client, but got {type(on_connect).__name__}")

@@ -187,8 +187,7 @@ class UnnamedEvents:
         ordinal = named[0]._index if named and device is None else parse(device)  # no other device is to wait for them
         joined, home = self._take_stream(ordinal, must_be_idle=named is not None)
         try:
-            # The waits are read after the driver's calls: each is listed before it is queued, so all that these calls
-            # cover are in the list.
+            # The waits are read after the driver's calls: each is listed before it is queued, so none is missing.
             if named is None:
                 wait_for_all(joined)
                 return joined, home, queued.latest(None)

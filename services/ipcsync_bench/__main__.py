@@ -50,8 +50,7 @@ def main(as_json: bool, quick: bool, rounds: int | None, only: tuple[str, ...]) 
     """Measure ipcsync beside the limit, the bare call or a bare futex, in turn, in the same run.
 
     Calls are counted in bursts of at most 100, after which the stream is drained. Figures are the median of the rounds,
-    with their spread. A goal is what the project wants of a quiet machine. Exit status 0 whatever the figures are: they
-    are for reading.
+    with their spread. A goal is what the project wants of a quiet machine. Exit status 0 whatever the figures are.
 
     \b
     Examples:

@@ -34,11 +34,9 @@ def main(log_level: str, log_json: bool, try_handover: str | None, **given: Any)
     go on with the code and the certificates that are on disk now, and no link is lost. If it has a terminal, SIGUSR2
     does that, and SIGHUP ends it.
 
-    Each option can be a variable, IPCSYNC_BRIDGE_LINK_TTL for --link-ttl; what may be given more than once is separated
-    by spaces.
+    Each option can be a variable, IPCSYNC_BRIDGE_LINK_TTL for --link-ttl; several values are separated by spaces.
 
-    Exit status: 0 when it was told to stop, 1 when it failed or its coordinator ended, 3 when another machine has taken
-    the node's name.
+    Exit status: 0 when told to stop, 1 when it failed or its coordinator ended, 3 when another machine took its name.
     """
     from ipcsync._logs import configure
 

@@ -44,8 +44,7 @@ class Handlers(Questions):
     ) -> None:
         super().__init__(transactions, metrics, config)
         limits = self._registry.limits
-        # As many as replies are kept for repeats. Also, ZeroMQ learns only every half queue what the other side has
-        # read.
+        # As many as replies are kept for repeats. ZeroMQ learns only every half queue what the other side has read.
         self._window = min(limits.remembered_requests, max(1, limits.reply_queue // 2), MOST_IN_FLIGHT)
         self.fleet = Fleet(transactions)
         self._feed_endpoint = feed_endpoint

@@ -263,8 +263,7 @@ class DriverThread:
 class CoordinatorProcess(Peer):
     """A coordinator process, which imports its modules and waits until it is told to serve.
 
-    The keeper's main thread starts it, and it ends with that thread (PR_SET_PDEATHSIG). OSError if no process can be
-    started.
+    The keeper's main thread starts it, and it ends with that (PR_SET_PDEATHSIG). OSError if no process can be started.
     """
 
     def __init__(self, resources: Resources, command: list[str]) -> None:

@@ -1,5 +1,4 @@
-# The steps of a bracket: what is queued around the launch of a graph, so that its constant operations wait and record
-# once each.
+# The steps of a bracket, queued around the launch of a graph so that its constant operations wait and record once each.
 #
 # A lane belongs to one launch stream L. It has two streams of its own, F that feeds and D that drains, four words, and
 # counts its brackets. Bracket r, in the host's order:

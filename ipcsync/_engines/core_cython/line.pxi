@@ -148,8 +148,7 @@ cdef bint is_clear(Line self, int64_t generation) noexcept nogil:
     return False
 
 cdef bint are_good(Line self, uint64_t own, uint64_t *copy) noexcept nogil:
-    """Whether the bit of line `own` is not set, and every session that the bits name lives. If so, they are in `copy`,
-    unless that is null."""
+    """Whether the bit of line `own` is not set, and all sessions that the bits name live: then `copy` (or null) has them."""
     valid_as_of = load(self.place, VALID_AS_OF)
     step(b"load bits")
     for word in range(self.bit_words):

@@ -74,8 +74,7 @@ cdef bint ask(Core self, int64_t generation, bint may_block=True) except -1:
 
 cdef bint sleep_until_recorded(Core self, int64_t generation, int64_t deadline) except -1 nogil:
     """Block until `generation` is recorded; False once `deadline` is over. Each slice ends with the looks of
-    `end_slice`, by what the kernel marks. The GIL is seldom asked for: that alone may take longer than a slice in a
-    busy process."""
+    `end_slice`, by what the kernel marks. The GIL is seldom asked for: that may take longer than a slice."""
     cdef int64_t last = 0
     while True:
         recorded = load(self.place, RECORDED)
@@ -266,8 +265,7 @@ cdef bint end_waits(Core self) except -1:
         return False
     renew_markers(self)
     self.free_streams()
-    # If the coordinator is lost, the driver must not be asked about its events, and no process waits for this
-    # release.
+    # If the coordinator is lost, the driver must not be asked about its events, and nobody waits for this release.
     for wait in waits_on(self):
         # One that is open though all were decided was listed just now, and is not queued: nothing is lost by it.
         outcome = wait.outcome or self.outcome_of(wait.generation)

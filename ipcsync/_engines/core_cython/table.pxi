@@ -24,8 +24,7 @@ cdef int row_count = 0  # of all lists: while there are none, a record looks no 
 
 @cython.final
 cdef class Wait:
-    """One wait that was queued, for `generation` of what `view` sees. Its `outcome` is None while open, then True or a
-    Loss, for good.
+    """One wait that was queued, for `generation` of what `view` sees. Its `outcome` is None while open, then True or a Loss.
 
     `key` is its list, `stream` the id of the stream of device `ordinal` in whose order it was queued, 0 if that is not
     known. It is listed before the driver's call, and `is_queued` after it: what ended before that was never behind it.

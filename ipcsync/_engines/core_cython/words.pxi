@@ -1,5 +1,4 @@
-# The board's words, and the steps of a call on them: `hook`, which is null but in tests, is given the name of each
-# before it is taken.
+# The board's words, and a call's steps on them: each is told before to `hook`, which is null but in tests.
 
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 
