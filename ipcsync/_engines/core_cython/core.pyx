@@ -1,5 +1,4 @@
-# cython: language_level=3, cdivision=True, embedsignature=True, freethreading_compatible=True, binding=False
-# cython: infer_types=True
+# cython: language_level=3, cdivision=True, embedsignature=True, freethreading_compatible=True, binding=False, infer_types=True
 """The compiled core: every record, wait, query and synchronize, from its first check to its wake.
 
 No Python code runs between the steps of a call that must not be torn, so an exception (of a signal's handler, for

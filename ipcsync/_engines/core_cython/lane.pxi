@@ -260,10 +260,10 @@ cdef class Lane:
         try:
             if not self.is_free or lanes.setdefault(stream_id, self) is not self:
                 return False
-            drop(of(self.feeder_id) + of(self.drainer_id))
             before = self.stream_id
             self.launch, self.key, self.stream_id = handle, key, stream_id
             lanes.pop(before, None)
+            drop(of(self.feeder_id) + of(self.drainer_id))  # at last: that may raise
         finally:
             self.lock.give()
         return True

@@ -118,6 +118,8 @@ cdef class ReplayingBase:
             self.claim(bracket, lane)
             try:
                 lane.open(bracket, self.deadline, self._timeout)
+                if bracket._is_over:  # meanwhile
+                    self._raise_ended()
             except BaseException:
                 lane.owner = NULL  # what cannot be ended now, the next replay ends
                 lane.finish()
@@ -332,7 +334,6 @@ cdef class ReplayingBase:
             raise elsewhere or refusal
 
     def _end_from_outside(self):
-        """End it as if its block had raised: by another thread, as of a task that was cancelled. None is begun after."""
-        self._replay._is_over = True
+        """End it as if its block had raised: by another thread, as of a task that was cancelled."""
         if self.lane != NULL:
             (<Lane>self.lane).end_from_outside(self)

@@ -348,7 +348,7 @@ class AsyncReplaying:
         try:
             await run(partial(self._replaying._enter, began), lambda _: self._replaying._end_from_outside())
         except BaseException:
-            self._replaying._end_from_outside()  # also one that still waits for room
+            self._replaying._replay._is_over = True  # what still waits for room begins nothing
             raise
         return AsyncReplay(self._replaying._replay)
 
