@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 
 import ipcsync
+from ipcsync._engines.core import lanes_of_process
 from ipcsync.client import graphs as captures
 from ipcsync.testing import Memory, StreamGate
 from tests.graphs import ahead_actions as do
@@ -70,6 +71,42 @@ def test_what_is_never_recorded_holds_the_stream_until_its_recorder_closes(
     with pytest.raises(ipcsync.RecorderLost) as lost:
         replay[record].synchronize(DEADLINE_S)
     assert lost.value.cause == "behind"
+
+
+def test_the_lane_of_a_lost_replay_serves_another_stream_and_its_own_one_is_refused_until_its_resume(
+    client: ipcsync.Client, coordinator: ipcsync.Coordinator, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(captures, "_MANY_LANES", 1)
+    for other in set(lanes_of_process):  # of earlier tests
+        monkeypatch.delitem(lanes_of_process, other)
+    first, second, wait, record = ipcsync.Stream(), ipcsync.Stream(), ipcsync.GraphWait(), ipcsync.GraphRecord()
+    graph = captured(first, lambda: wait.capture(first), lambda: record.capture(first))
+    peer.call(do.open_recorders, coordinator.endpoint, "theirs")
+    lost = client.event("lost", recorder=True, engine="timeline")
+    own = client.event("own", recorder=True, engine="event")  # whose records the lane's drainer makes one by one
+    never, complete = client.event("theirs").at(1), own.record(ipcsync.Stream())
+    complete.synchronize(DEADLINE_S)
+
+    def replay(point: ipcsync.Point, event: ipcsync.SharedEvent, stream: ipcsync.Stream) -> ipcsync.Point:
+        with client.replay({wait: point}, {record: event}, stream=stream, ahead=point is never) as made:
+            call("cuGraphLaunch", graph, stream._handle)
+        made_point: ipcsync.Point = made[record]
+        return made_point
+
+    replay(never, lost, first)
+    lane, _ = captures.lane_of(first._handle, 0)
+    peer.call(do.close_recorders)
+    finish(first)
+    finish(lane.drainer)
+    replay(complete, own, second).synchronize(DEADLINE_S)
+    assert captures.lane_of(second._handle, 0)[0] is lane
+    with pytest.raises(ipcsync.RecorderLost):
+        own.record(first)
+    with pytest.raises(ipcsync.RecorderLost):
+        replay(complete, own, first)
+    client.resume(first, DEADLINE_S)
+    for stream in (first, second):
+        replay(complete, own, stream).synchronize(DEADLINE_S)
 
 
 @pytest.mark.parametrize("waits_first", [True, False])

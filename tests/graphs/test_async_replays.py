@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,10 +12,13 @@ import pytest
 
 import ipcsync
 from ipcsync.testing import StreamGate
+from ipcsync.typing import EngineName
+from tests.faults.fixtures import sleeps_in_core
 from tests.graphs.layers import Layers, Sender, finish
 from tests.graphs.stage import Standing
+from tests.kit.driver_functions import Call, replaced
 from tests.kit.machine import FEW_WAKE_UPS, Machine
-from tests.kit.until import DEADLINE_S
+from tests.kit.until import DEADLINE_S, until
 
 pytestmark = pytest.mark.driver
 
@@ -116,6 +120,54 @@ def test_a_cancelled_replay_leaves_nothing_open(coordinator: ipcsync.Coordinator
             assert not await made[layers.records[0]].query()
         await made[layers.records[0]].synchronize(DEADLINE_S)
         assert layers.found() == [2]
+
+    _with_client(coordinator, run)
+
+
+def _entering() -> list[int]:
+    """The threads on which replays are entered or left."""
+    return [thread.native_id for thread in threading.enumerate() if thread.name == "ipcsync-alone" and thread.native_id]
+
+
+def test_an_entry_that_is_cancelled_while_it_waits_for_room_enters_nothing_later(
+    coordinator: ipcsync.Coordinator, engine: EngineName
+) -> None:
+    """For room on its stream, or in the ring of its event."""
+    layers, busy, most = Layers(1), ipcsync.Stream(), {"timeline": 32, "event": 1}[engine]
+    batches: list[object] = []
+
+    def batch(real: Call, *arguments: Any) -> int:
+        batches.append(arguments)
+        return real(*arguments)
+
+    async def run(client: ipcsync.AsyncClient) -> None:
+        held = await client.event("held", recorder=True, engine="timeline")
+        done = await client.event("done", recorder=True, engine=engine, depth=1)
+
+        async def replay() -> ipcsync.AsyncPoint:
+            waits, records = {layers.waits[0]: point}, {layers.records[0]: done}
+            async with client.replay(waits, records, stream=layers.stream) as made:
+                layers.launch()
+            return made[layers.records[0]]
+
+        with StreamGate(busy) as gate:
+            point = await held.record(busy)
+            for _ in range(most):
+                await replay()
+            until(lambda: not _entering(), "their threads end")
+            waiting = asyncio.ensure_future(replay())
+            await asyncio.sleep(0)
+            until(lambda: [each for each in _entering() if sleeps_in_core(each)], "it waits")
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            until(lambda: engine == "event" or not _entering(), "its thread ends")
+            with replaced({"cuStreamBatchMemOp": batch}):
+                gate.open()
+                until(lambda: not _entering(), "its thread ends")
+        assert batches == []
+        await (await replay()).synchronize(DEADLINE_S)
+        assert done.generation == most + 1
 
     _with_client(coordinator, run)
 

@@ -743,6 +743,24 @@ def test_row_65_a_replay_is_behind_what_another_stream_in_its_way_waits_for_unti
     behind.client.event("next", recorder=True, engine="timeline").record(behind.stream).synchronize(DEADLINE_S)
 
 
+def test_row_65_a_lane_serves_another_stream_once_its_own_streams_have_passed_what_is_lost(
+    new_client: NewClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "_MANY_LANES", 1)
+    for other in set(lanes_of_process):  # of earlier tests
+        monkeypatch.delitem(lanes_of_process, other)
+    behind, others = _Behind(new_client, "its own drainer"), [ipcsync.Stream(), ipcsync.Stream()]
+    lane = lane_of(behind.first._handle, 0)[0]
+    with behind.standing.gate:
+        behind.standing.lose(behind.point)
+        assert lane_of(others[0]._handle, 0)[0] is not lane, "its drainer stands"
+    until(lane.drainer.query, "its drainer has passed it")
+    assert lane_of(others[1]._handle, 0)[0] is lane
+    for stream in (others[1], behind.first, *others):
+        behind.stream = stream
+        behind.expect()
+
+
 def test_a_replay_is_not_behind_what_another_stream_waits_for_behind_its_replays(new_client: NewClient) -> None:
     client, standing = new_client("main"), Standing(new_client)
     first, second, record = ipcsync.Stream(), ipcsync.Stream(), ipcsync.GraphRecord()
