@@ -33,7 +33,7 @@ class StreamGate:
 
     It queues a wait for a word of pinned host memory, to which `open` stores: it uses no kernel, and no Python in a
     driver's callback. Work queued before the gate goes on. Other streams are not held, unless the GPU maps them to the
-    same hardware queue. Several gates on one stream open in any order: it goes on to the first that is still closed.
+    same hardware queue. Gates on one stream may be opened in any order: it goes on to the first that is still closed.
 
     A context manager: leaving its block opens it, and waits for nothing. A gate that is dropped without being opened
     opens too, with a ResourceWarning. Each takes 4 bytes of pinned memory until the process ends.

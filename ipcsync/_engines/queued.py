@@ -48,19 +48,20 @@ def await_passed(
 ) -> bool:
     """Block until a stream has finished all that is queued there now; False if `deadline_ns` passes before.
 
-    And until every other stream that has queued one of `waits` is past it: blocking streams share a list, and do not
-    wait for each other.
+    And until every other one that has queued one of `waits` is past it: blocking streams do not wait for each other.
     """
     with OnDevice(ordinal) as inside, inside:
         refuse_capturing(handle, "resume")  # the event would go into the graph, and a question about it spoil that
         mine = int(call("cuStreamGetId", handle))
+    stream = wrap(handle, ordinal)
     # First, since a stream that stands may be full: the driver takes in no event then, nor returns.
     while not all((wait.stream == mine and wait.view.kind != "event") or wait.has_passed() for wait in waits):
         check()
+        stream.query()  # which raises in a context that is broken
         if time.monotonic_ns() >= deadline_ns:
             return False
         time.sleep(_PAUSE_S)
-    event = wrap(handle, ordinal).record_event()
+    event = stream.record_event()
     return context.await_event(event.cuda_event, deadline_ns, check)
 
 

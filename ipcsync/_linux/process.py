@@ -95,7 +95,7 @@ class ForkMark:
     """A page that the kernel fills with zeros in every child forked from this process (madvise(2)).
 
     Its `byte` is 1 in this one. Reading that costs 0.02 µs, against 0.2 µs of `os.getpid`, and sees a fork made by C
-    code too. Where the kernel, or a sandbox, refuses that, Python clears the byte, and C code's forks are not seen.
+    code too. Where kernel or sandbox refuses that, Python clears the byte, and C code's forks are not seen (logged).
     """
 
     __slots__ = ("_page", "address", "byte")

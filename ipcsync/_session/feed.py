@@ -130,7 +130,7 @@ def watch(
     """The notices, from a subscription of its own; ends when none came for `timeout` seconds.
 
     `check` is called at least every 50 ms, and after each announcement: an announcement counts only if its coordinator
-    is found alive afterwards, since a new coordinator counts from the start. An exception of `check` ends it.
+    is found alive afterwards, since a new coordinator counts from the start. What `check` raises ends the subscription.
     """
     replay = Replay(prefix, sessions)
     seconds = 5.0 if timeout is None else max(timeout, 2.0)

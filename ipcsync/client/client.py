@@ -206,7 +206,7 @@ class Client(ClientView, Closing):
         the coordinator, at most `client.timeout` seconds; later ones send nothing. Once the client has 32 such events,
         a new stream takes over the event of one whose work is complete, and lost events are closed, points and all, so
         a program may make a stream for each piece of work. It depends on the same waits as `SharedEvent.record`. Once
-        part of its work is lost, a new event takes its place. Raises as `SharedEvent.record`, a first one as `event`.
+        part of its work is lost, a new event takes its place. Raises as `SharedEvent.record`, the first as `event` too.
         """
         self._session.check()
         handle, ordinal = stream_handle(stream)

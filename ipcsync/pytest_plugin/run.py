@@ -134,8 +134,7 @@ def _known(run: Run) -> RunCoordinator | None:
 
 def _start(run: Run, driver: str, log: Path) -> RunCoordinator:
     """Start the daemon and wait until it serves."""
-    # A directory for each start: a worker that crashes right after it leaves an unknown daemon, which keeps its
-    # directory until the run ends.
+    # One for each start: a worker that crashes right after it leaves an unknown daemon, which keeps its own.
     command = [*PYTHON, "-m", "ipcsync_coordinator", "--runtime-dir", str(run.directory / str(os.getpid()))]
     command += ["--no-keeper", "--driver", driver, "--exit-with", f"{run.pid}:{run.started}"]
     with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as output:

@@ -321,7 +321,7 @@ class Registry:
     def finish_mirror(self, session: Session, index: int, incarnation: int, state: str, reason: str) -> None:
         """End a mirror, for the bridge. Does nothing for one that is over.
 
-        ProtocolError, `code` "wanted", if it is to end as unwanted and is used again; EventClosed if it is none of its.
+        ProtocolError, `code` "wanted", if it is to end as unwanted and is used again; EventClosed if not the bridge's.
         """
         slot = self._used(index, incarnation)
         if slot is None or (slot.state == "broken" and state != "unwanted"):

@@ -139,7 +139,7 @@ def _from_file(path: str) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {str(error).partition(';')[0]}") from None
+        raise ConfigError(f"{path} is not valid TOML: {str(error).partition('; use sys.')[0]}") from None
     values = {}
     for key, value in table.items():
         name = key.replace("-", "_")

@@ -291,6 +291,14 @@ cdef class Lane:
         sweep()
         if bracket._is_ahead and bracket.taps:
             bracket.before = latest(self.key)
+        behind = latest(self.key) + latest(self.feeder_id) + latest(self.drainer_id)
+        for index in range(bracket.other_count):
+            behind += latest((<Lane>bracket.others[index].lane).key)
+            behind += latest((<Lane>bracket.others[index].lane).drainer_id)
+        behind = [wait for wait in behind if wait.view.kind == "event" and not wait.has_passed()]
+        for wait in behind:  # as L is about to be, perhaps for ever
+            if isinstance(wait.known_outcome(), Loss):
+                raise wait.outcome.error_behind(wait.label, "the replay", wait.view.name, wait.generation, ANEW)
         for index in range(bracket.fed):
             core = <Core>bracket.uses[index].core
             if core.has_ring and bracket.uses[index].highest > known_of(core):
@@ -301,14 +309,6 @@ cdef class Lane:
             for index in range(bracket.fed):
                 if bracket.uses[index].is_in:
                     check_open(<Core>bracket.uses[index].core)  # while it is open, its word stays
-            behind = latest(self.feeder_id) + latest(self.drainer_id)
-            for index in range(bracket.other_count):
-                behind += latest((<Lane>bracket.others[index].lane).key)
-                behind += latest((<Lane>bracket.others[index].lane).drainer_id)
-            behind = [wait for wait in behind if wait.view.kind == "event" and not wait.has_passed()]
-            for wait in behind:  # as L is about to be, perhaps for ever
-                if isinstance(wait.known_outcome(), Loss):
-                    raise wait.outcome.error_behind(wait.label, "the replay", wait.view.name, wait.generation, ANEW)
             for wait in behind:
                 add(self.key, wait.view, wait.generation, wait.stream, wait.ordinal)
             # The next records of L depend on the pending points, which F waits for. Of an event only on the last: if that

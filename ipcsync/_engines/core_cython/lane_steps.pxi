@@ -151,7 +151,7 @@ cdef int take_turns(Lane self, Use *uses, int count, uint64_t stream, int64_t de
                 give_turns(uses, index)
                 index = 0
                 deadline = deadline or <int64_t>deadline_of(timeout)  # if 0, from the first that another thread has
-                enter_calls(core, deadline, core._recorded + 1, timeout, "reached (another thread's call blocks)")
+                enter_calls(core, deadline, max(uses[index].highest, core._recorded + 1), timeout, "reached (another thread's call)")
                 leave_calls(core)
                 continue
             ipcsync_turns(1)
@@ -267,12 +267,12 @@ cdef object record_each(Lane self, Bracket bracket, replaying):
                 core = <Core>gate.use.core
                 add(self.drainer_id, core, gate.generation, self.feeder_id, self.ordinal)
                 if core.is_closed:  # a release that is under way may not have seen it: once more behind that
-                    timeout = replaying._timeout
-                    enter_calls(core, deadline_of(timeout), gate.generation, timeout, "followed (it is being released)")
+                    if not core.calls.await_turn(deadline_of(replaying._timeout), core.guard):
+                        core.raise_timeout(gate.generation, replaying._timeout, "followed (it is being released)")
                     try:
                         add(self.drainer_id, core, gate.generation, self.feeder_id, self.ordinal)
                     finally:
-                        leave_calls(core)
+                        core.calls.give()
         # Ahead, a record depends on those points alone that are not surely captured after it, and on what was lost of events
         # that this process has released: the list is read behind `add`, which may come too late for these.
         if bracket._is_ahead:

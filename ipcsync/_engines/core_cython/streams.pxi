@@ -60,7 +60,7 @@ cdef int enter_calls(Core self, int64_t deadline, int64_t generation, timeout, s
         if is_within:
             deadline = min(deadline, ipcsync_now() + WITHIN_NS)
         while not self.calls.await_turn(min(deadline, ipcsync_now() + <int64_t>SLICE_NS), self.guard):
-            self.check_liveness(generation)  # that thread may stand in the driver for ever
+            check_queued(self, generation)  # that thread may stand in the driver for ever
             if waits and is_complete(self, generation):
                 return 2
             if ipcsync_now() >= deadline:

@@ -245,14 +245,14 @@ cdef class Core(Line):
 
     def has_passed(self, uint64_t stream):
         """Whether the stream with that id is past all that this use queued there; asks the driver. False also while
-        another thread has the lock. Raises Reentered within a call of this thread that has it."""
+        another thread has the lock for long. Raises Reentered within a call of this thread that has it."""
         cdef bint has = True
         cdef bint needs_marker = False
         if self.is_unused:
             return True
         if self.state.mine():
             self.raise_reentered()
-        if not self.state.take():
+        if not self.state.await_turn(ipcsync_now() + <int64_t>LONGEST_NS):
             return False
         marker = marker_of(self, stream)
         if marker != NULL:

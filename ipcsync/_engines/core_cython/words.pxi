@@ -1,4 +1,4 @@
-# The board's words, and a call's steps on them: each is told before to `hook`, which is null but in tests.
+# The board's words, and a call's steps on them: `hook`, null but in tests, is given each one's name before it.
 
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 
