@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -168,6 +168,49 @@ def test_one_who_is_killed_there_is_not_waited_for(
         stream.synchronize()
     until_lost(client, "pidfd")
     until(lambda: not line.hazards(), "the coordinator has retracted the hazard")
+
+
+@pytest.mark.parametrize(("records", "is_lost"), [(1, False), (2, True)])
+def test_one_who_is_stopped_there_for_long_is_behind_the_record_that_its_stream_waits_for(
+    coordinator: ipcsync.Coordinator,
+    client: ipcsync.Client,
+    new_peer: Callable[..., Peer],
+    records: int,
+    is_lost: bool,
+) -> None:
+    recorder, waiter = new_peer(), new_peer()  # whose stream never ends
+    recorder.call(actions.connect, coordinator.endpoint, "recorder")
+    recorder.call(actions.open_event, "e", "event", depth=2)
+    recorder.call(_be_impatient)
+    recorder.call(remote.hold)
+    first = recorder.call(actions.record, "e")
+    waiter.call(actions.connect, coordinator.endpoint, "waiter")
+    waiter.call(actions.take, first, "first")
+    waiter.begin(actions.stop_before_queued, "first")
+    until(lambda: state_of(waiter.pid) == "T", "the waiter stopped")
+    recorder.call(remote.let_go)
+    recorder.call(_until_complete)
+    recorder.call(remote.hold, "held")
+    recorder.call(remote.record, "e", "held", records)
+    resume(waiter.pid)
+    waiter.result()
+    waiter.call(actions.open_event, "behind", "event")
+    point = client.point(waiter.call(actions.record, "behind"))
+    os.kill(recorder.pid, signal.SIGKILL)
+    outcomes = actions.error_of(point.synchronize, 20), waiter.call(_outcome_of_resume)
+    assert outcomes == (("RecorderLost", "WaitTimeout") if is_lost else ("", ""))
+
+
+def _be_impatient() -> None:
+    core.set_times(patience_ns=10_000_000)
+
+
+def _until_complete() -> None:
+    until(lambda: remote.event("e").completed, "the first, as the board says")
+
+
+def _outcome_of_resume() -> str:
+    return actions.error_of(remote.client().resume, remote.stream(), 0.1)
 
 
 # --- calls within a wait, and one that is refused ---------------------------------------------------------------------

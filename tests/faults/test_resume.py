@@ -13,6 +13,7 @@ import pytest
 import ipcsync
 from ipcsync._engines import queued
 from ipcsync.testing import StreamGate
+from tests.faults import actions
 from tests.kit import driver_functions
 from tests.kit.peer import Peer
 from tests.kit.until import until
@@ -114,6 +115,25 @@ def test_resume_forgets_no_wait_that_another_thread_queues_meanwhile(
     assert behind.call(_record_behind) == [1]
     os.kill(above.pid, signal.SIGKILL)
     assert behind.call(_is_lost)
+
+
+def _outcome_of_resume_of_a_full_stream() -> str:
+    """In a peer: as behind a full queue, the driver does not return from a record before the stream goes on."""
+    _await_the_loss()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(queued, "wrap", lambda *_: pytest.fail("the driver stands"))
+        return actions.error_of(_kept["client"].resume, _kept["stream"], 0.1)
+
+
+def test_resume_gives_no_work_to_a_stream_that_stands(
+    coordinator: ipcsync.Coordinator, new_peer: Callable[..., Peer]
+) -> None:
+    above, behind = new_peer(), new_peer()
+    (data,) = above.call(_hold_and_record, coordinator.endpoint, 1)
+    behind.call(_stand_behind, coordinator.endpoint, data)
+    behind.call(_wait)
+    os.kill(above.pid, signal.SIGKILL)
+    assert behind.call(_outcome_of_resume_of_a_full_stream) == "WaitTimeout"
 
 
 @pytest.mark.parametrize("closes", [False, True])

@@ -17,9 +17,10 @@ from ipcsync import _drivers
 from ipcsync._deadline import deadline_of
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
-from tests.faults import fixtures
-from tests.kit import driver_functions
+from tests.faults import actions, fixtures
+from tests.kit import driver_functions, remote
 from tests.kit.failing import Failing
+from tests.kit.peer import Peer
 from tests.kit.steps import at_step
 from tests.kit.until import until
 
@@ -131,6 +132,49 @@ def test_row_47_a_drivers_call_that_blocks_keeps_no_wait_on_the_host_past_its_ti
         gate.open()
         used.at(2).synchronize(10)
         event.record(stream).synchronize(10)
+
+
+@pytest.mark.parametrize("ends", ["it is complete", "its recorder dies", "it is closed here"])
+def test_row_47_a_streams_wait_that_another_threads_call_holds_up_ends_with_what_it_waits_for(
+    client: ipcsync.Client, coordinator: ipcsync.Coordinator, peer: Peer, engine: EngineName, ends: str
+) -> None:
+    peer.call(actions.open_recorder, coordinator.endpoint, "e", engine)
+    peer.call(remote.hold)
+    event, stream = client.event("e"), ipcsync.Stream()
+    point = client.point(peer.call(actions.record, "e"))
+    with _amid_a_drivers_call(lambda: actions.error_of(point.wait, stream), *driver_functions.WAIT.values()):
+        waiting = fixtures.Blocked(lambda: point.wait(ipcsync.Stream()))
+        if ends == "it is complete":
+            peer.call(remote.let_go)
+            point.synchronize(10)
+        elif ends == "its recorder dies":
+            peer.call(actions.be_marked_as_dead)
+        else:
+            event._engine.close()
+        outcome = waiting.outcome()
+    if ends != "it is complete":
+        peer.call(remote.let_go)
+    assert (
+        type(outcome).__name__
+        == {
+            "it is complete": "NoneType",
+            "its recorder dies": "RecorderLost",
+            "it is closed here": "EventClosed",
+        }[ends]
+    )
+
+
+def test_row_47_a_record_that_another_threads_call_holds_up_ends_with_its_event(
+    client: ipcsync.Client, engine: EngineName
+) -> None:
+    stream, event = ipcsync.Stream(), client.event("e", recorder=True, engine=engine)
+    event.record(stream)
+    with _amid_a_drivers_call(lambda: actions.error_of(event.record, stream), driver_functions.RECORD[engine]):
+        recording = fixtures.Blocked(lambda: event.record(stream))
+        with pytest.raises(ipcsync.WaitTimeout):
+            event.record(stream, timeout=0)
+        event._engine.close()
+        assert isinstance(recording.outcome(), ipcsync.EventClosed)
 
 
 def test_row_47_nor_a_streams_wait_that_another_threads_call_holds_up(
