@@ -24,7 +24,7 @@ from tests.models.board_recorder import Model
 from tests.models.board_world import MAX, RECORDER, Process, Scenario, World
 from tests.models.explorer import run_alone
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.core, pytest.mark.usefixtures("nothing_queued")]
 
 Factory = pytest.TempPathFactory
 

@@ -121,7 +121,7 @@ def _outcome_of_resume_of_a_full_stream() -> str:
     """In a peer: as behind a full queue, the driver does not return from a record before the stream goes on."""
     _await_the_loss()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(queued, "wrap", lambda *_: pytest.fail("the driver stands"))
+        patch.setattr(ipcsync.Stream, "record_event", lambda *_: pytest.fail("the driver stands"))
         return actions.error_of(_kept["client"].resume, _kept["stream"], 0.1)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -134,11 +136,20 @@ def test_row_47_a_drivers_call_that_blocks_keeps_no_wait_on_the_host_past_its_ti
         event.record(stream).synchronize(10)
 
 
-@pytest.mark.parametrize("ends", ["it is complete", "its recorder dies", "it is closed here"])
+@pytest.mark.parametrize(
+    "ends",
+    [
+        "it is complete",
+        "its recorder dies",
+        pytest.param("its recorder expires", marks=pytest.mark.thorough),
+        "it is closed here",
+    ],
+)
 def test_row_47_a_streams_wait_that_another_threads_call_holds_up_ends_with_what_it_waits_for(
     client: ipcsync.Client, coordinator: ipcsync.Coordinator, peer: Peer, engine: EngineName, ends: str
 ) -> None:
-    peer.call(actions.open_recorder, coordinator.endpoint, "e", engine)
+    lease_ttl = 1.0 if ends == "its recorder expires" else None
+    peer.call(actions.open_recorder, coordinator.endpoint, "e", engine, lease_ttl)
     peer.call(remote.hold)
     event, stream = client.event("e"), ipcsync.Stream()
     point = client.point(peer.call(actions.record, "e"))
@@ -149,19 +160,16 @@ def test_row_47_a_streams_wait_that_another_threads_call_holds_up_ends_with_what
             point.synchronize(10)
         elif ends == "its recorder dies":
             peer.call(actions.be_marked_as_dead)
+        elif ends == "its recorder expires":
+            fixtures.stop(peer.pid)
         else:
             event._engine.close()
         outcome = waiting.outcome()
+    fixtures.resume(peer.pid)
     if ends != "it is complete":
         peer.call(remote.let_go)
-    assert (
-        type(outcome).__name__
-        == {
-            "it is complete": "NoneType",
-            "its recorder dies": "RecorderLost",
-            "it is closed here": "EventClosed",
-        }[ends]
-    )
+    names = {"it is complete": "NoneType", "it is closed here": "EventClosed"}
+    assert type(outcome).__name__ == names.get(ends, "RecorderLost")
 
 
 def test_row_47_a_record_that_another_threads_call_holds_up_ends_with_its_event(
@@ -175,6 +183,23 @@ def test_row_47_a_record_that_another_threads_call_holds_up_ends_with_its_event(
             event.record(stream, timeout=0)
         event._engine.close()
         assert isinstance(recording.outcome(), ipcsync.EventClosed)
+
+
+def test_row_47_a_record_that_another_threads_call_holds_up_ends_once_its_event_is_lost(
+    client: ipcsync.Client, coordinator: ipcsync.Coordinator, peer: Peer, engine: EngineName
+) -> None:
+    peer.call(actions.open_recorder, coordinator.endpoint, "above", "timeline")
+    peer.call(remote.hold)
+    stream, event = ipcsync.Stream(), client.event("e", recorder=True, engine=engine)
+    client.point(peer.call(actions.record, "above")).wait(stream)
+    point = event.record(stream)
+    with _amid_a_drivers_call(lambda: actions.error_of(event.record, stream), driver_functions.RECORD[engine]):
+        recording = fixtures.Blocked(lambda: event.record(ipcsync.Stream()))
+        os.kill(peer.pid, signal.SIGKILL)
+        with pytest.raises(ipcsync.RecorderLost):
+            point.synchronize(10)
+        assert isinstance(recording.outcome(), ipcsync.RecorderLost)
+    client.resume(stream, 10)
 
 
 def test_row_47_nor_a_streams_wait_that_another_threads_call_holds_up(

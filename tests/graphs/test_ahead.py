@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -13,8 +14,11 @@ import ipcsync
 from ipcsync._engines.core import lanes_of_process
 from ipcsync.client import graphs as captures
 from ipcsync.testing import Memory, StreamGate
+from ipcsync.typing import EngineName
 from tests.graphs import ahead_actions as do
 from tests.graphs.layers import call, captured, finish
+from tests.kit.driver_functions import held_up
+from tests.kit.failing import Failing
 from tests.kit.peer import Peer
 from tests.kit.until import DEADLINE_S, until
 
@@ -131,6 +135,27 @@ def test_a_record_behind_an_event_that_was_lost_and_closed_within_the_block_is_l
 
     with pytest.raises(ipcsync.RecorderLost):
         run()
+
+
+def test_a_record_waits_for_the_release_of_an_event_that_was_closed_within_the_block(
+    client: ipcsync.Client, coordinator: ipcsync.Coordinator, peer: Peer, engine: EngineName
+) -> None:
+    stream, wait, record = ipcsync.Stream(), ipcsync.GraphWait(), ipcsync.GraphRecord()
+    graph = captured(stream, lambda: wait.capture(stream), lambda: record.capture(stream))
+    peer.call(do.open_recorders, coordinator.endpoint, "theirs")
+    done, theirs = client.event("done", recorder=True, engine=engine), client.event("theirs")
+    with held_up("cuStreamWaitValue64") as held:
+        with client.replay({wait: theirs.at(1)}, {record: done}, stream=stream, ahead=True) as replay:
+            call("cuGraphLaunch", graph, stream._handle)
+            holds = Failing(lambda: theirs._engine.wait(1, ipcsync.Stream(), None, True))
+            held.wait()  # as a release that is under way, it has the event's turn
+            theirs._engine.close()
+            threading.Timer(0.2, held.go_on.set).start()
+        assert isinstance(holds.raised(), ipcsync.EventClosed)
+    peer.call(do.close_recorders)
+    with pytest.raises(ipcsync.RecorderLost):
+        replay[record].synchronize(DEADLINE_S)
+    finish(stream)
 
 
 def test_a_record_depends_on_a_point_that_another_graph_may_have_waited_for_before(

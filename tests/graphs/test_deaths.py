@@ -15,9 +15,13 @@ from ipcsync.client.graphs import lane_of
 from ipcsync.testing import Memory, StreamGate
 from ipcsync.typing import EngineName
 from tests.faults import actions
+from tests.faults.fixtures import Blocked
 from tests.graphs import actions as do
 from tests.graphs.layers import call, captured, finish
 from tests.graphs.stage import Stage
+from tests.kit import remote
+from tests.kit.driver_functions import held_up
+from tests.kit.failing import Failing
 from tests.kit.peer import Peer
 from tests.kit.scripts import run
 from tests.kit.until import until
@@ -271,3 +275,24 @@ def test_a_replay_may_come_before_all_events_of_its_process(coordinator: ipcsync
     peer.call(do.connect, coordinator.endpoint, "first")
     peer.call(do.build_layers, LAYERS)
     assert peer.call(do.replay_without_points) == [0] * LAYERS
+
+
+def test_a_replay_that_waits_for_the_turn_of_a_points_event_ends_with_the_recorder(
+    client: ipcsync.Client, coordinator: ipcsync.Coordinator, peer: Peer
+) -> None:
+    stream, wait = ipcsync.Stream(), ipcsync.GraphWait()
+    captured(stream, lambda: wait.capture(stream))
+    peer.call(actions.open_recorder, coordinator.endpoint, "e", "timeline")
+    peer.call(actions.record_complete, "e")
+    peer.call(remote.hold)
+    point = client.point(peer.call(actions.record, "e"))
+    client.event("e").at(1).synchronize(10)  # only the second one is lost
+    with held_up("cuStreamWaitValue64") as held:
+        holds = Failing(lambda: point.wait(ipcsync.Stream()))
+        held.wait()
+        entering = Blocked(client.replay({wait: point}, stream=stream).__enter__)
+        peer.call(actions.be_marked_as_dead)
+        assert isinstance(entering.outcome(), ipcsync.RecorderLost)
+    assert isinstance(holds.raised(), ipcsync.RecorderLost)
+    peer.call(remote.let_go)
+    finish(stream)
