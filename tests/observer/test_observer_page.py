@@ -154,7 +154,7 @@ def test_events_that_look_alike_are_told_apart_and_a_broken_one_says_why_and_whe
     )
     shown = dict(figures)
     assert (shown["version"], shown["driver"]) == (ipcsync.__version__, ipcsync.driver_name())
-    assert shown["default TTL"] == "5.0 s"
+    assert shown["default TTL"] == "30.0 s"
     assert {"pool high-water", "last gap", "deaths"} <= shown.keys()
     heads = browser.run(
         "return [...document.querySelectorAll('#events th[scope=col]')].map((head) => head.textContent)"
