@@ -297,7 +297,7 @@ MISTAKES: dict[str, tuple[str, Changes]] = {
     ),
     "no look after the wait": (
         "wait: recorded",
-        [("    check_queued(self, generation)\n    return stream\n", "    return stream\n")],
+        [("    check_queued(self, bound)\n    return stream\n", "    return stream\n")],
     ),
     "who waits looked at before the record": (
         "record: awaited",
