@@ -128,7 +128,7 @@ def _outcome_of_resume_of_a_full_stream() -> str:
 def test_resume_gives_no_work_to_a_stream_that_stands(
     coordinator: ipcsync.Coordinator, new_peer: Callable[..., Peer]
 ) -> None:
-    above, behind = new_peer(), new_peer()
+    above, behind = new_peer(), new_peer(IPCSYNC_HOST_DEATH="pending")
     (data,) = above.call(_hold_and_record, coordinator.endpoint, 1)
     behind.call(_stand_behind, coordinator.endpoint, data)
     behind.call(_wait)
