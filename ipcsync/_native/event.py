@@ -336,6 +336,7 @@ def wait_for_each(joined: Stream, streams: Sequence[Stream]) -> None:
     """Make `joined` wait for all streams' work so far, on any device, or for none: then StreamCapturing is raised."""
     _refuse_capturing(streams)
     for stream in streams:
+        (context.behind(stream._handle, stream._index) or str)(f"the work of {stream!r}")  # as in `synchronize`
         joined.wait_stream(stream)
 
 

@@ -164,12 +164,14 @@ class Stream:
         fork.check()
         deadline_of(timeout)
         with OnDevice(self._index) as inside, inside:
-            if timeout is None and context.behind(self._handle, self._index) is None:
+            behind = context.behind(self._handle, self._index)
+            if timeout is None and behind is None:
                 unwrap(relaxed_call(self._ask, "synchronize", "cuStreamSynchronize"), "cuStreamSynchronize")
                 return
             context.refuse_capturing(self._handle, "synchronize")
             if self.query():  # else an idle stream would not be done within a timeout of 0
                 return
+            (behind or str)(f"the work of {self!r}")  # a full one that stands takes in no event
             self.record_event()._await(f"the work of {self!r}", timeout)
 
     def _ask(self, what: str, name: str) -> tuple[Any, ...]:

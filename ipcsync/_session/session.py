@@ -263,8 +263,7 @@ class Session:
         before = [AttachmentRef() for _ in first]
         try:
             if first:
-                # Attach as a waiter first: if this process cannot use the event, leaving later as its recorder would
-                # close it for everybody.
+                # As a waiter: if this process cannot use the event, leaving as its recorder would close it for all.
                 self._attach(first, before, deadline, seconds)
             self._attach(bodies, openings, deadline, seconds)
         finally:

@@ -122,7 +122,7 @@ def _told(error: BaseException) -> tuple[bytes | None, str]:
 class ChildError(AssertionError):
     """A spawned process has no result: it crashed, was killed, ran past its time, or raised what cannot be pickled.
 
-    `traceback` is that process's, empty if there is none; `status` its exit status (negative: a signal) once it ended.
+    `traceback` is that process's, empty if there is none; `status` its exit status (negative: a signal), None before.
     """
 
     def __init__(self, message: str = "", *, traceback: str = "", status: int | None = None) -> None:

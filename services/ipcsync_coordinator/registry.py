@@ -276,7 +276,7 @@ class Registry:
         self._check_attachments(session)
 
     def attach(self, session: Session, index: int, incarnation: int) -> Slot:
-        """Attach to the use of a slot that a point names; RecorderLost if it is over."""
+        """Attach to the use of a slot that a point names; RecorderLost if it is over, else as `check_usable`."""
         slot = self.slots.get(index)
         if slot is None or slot.incarnation != incarnation or slot.is_over:
             raise RecorderLost(

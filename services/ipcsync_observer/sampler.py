@@ -58,7 +58,7 @@ class State(Struct, frozen=True):
 class Sampler(Collector):
     """A thread that takes a sample every `period_s` seconds, of whichever coordinator serves then: `latest`.
 
-    That is ready if each answer came within a second. `connects` counts coordinators with other sessions than before.
+    Ready if every answer came within a second. `connects` counts those with other events and sessions than before.
     """
 
     def __init__(self, endpoint: str, period_s: float = 1.0) -> None:

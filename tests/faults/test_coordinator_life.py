@@ -172,7 +172,7 @@ def test_row_10_a_stopped_coordinator_stops_no_records_and_expires_nobody_when_i
         fixtures.resume(coordinator.pid)
 
         stats = client.stats()
-        assert stats["refusals"].keys() <= {"late"}  # of what was sent before its time was over
+        assert set(stats["refusals"]) == {"late"}  # both, unless this process stood still before it had sent one
         until(lambda: client.stats()["uptime_s"] > stats["uptime_s"] + 0.6, "several looks at who is silent")
         assert client.stats()["deaths"] == {"pidfd": 0, "ttl": 0}
         assert sorted(info.name for info in client.list_sessions()) == ["main", "recorder"]

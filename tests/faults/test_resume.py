@@ -117,23 +117,31 @@ def test_resume_forgets_no_wait_that_another_thread_queues_meanwhile(
     assert behind.call(_is_lost)
 
 
-def _outcome_of_resume_of_a_full_stream() -> str:
+_BEHIND_WHAT_STANDS: dict[str, Callable[[ipcsync.Client, ipcsync.Stream], object]] = {
+    "resume": lambda client, stream: client.resume(stream, 0.1),
+    "synchronize": lambda _, stream: stream.synchronize(0.1),
+    "record_all": lambda client, stream: client.record_all(streams=[stream], timeout=0.1),
+}
+
+
+def _outcome_of(name: str) -> str:
     """In a peer: as behind a full queue, the driver does not return from a record before the stream goes on."""
     _await_the_loss()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ipcsync.Stream, "record_event", lambda *_: pytest.fail("the driver stands"))
-        return actions.error_of(_kept["client"].resume, _kept["stream"], 0.1)
+        return actions.error_of(_BEHIND_WHAT_STANDS[name], _kept["client"], _kept["stream"])
 
 
-def test_resume_gives_no_work_to_a_stream_that_stands(
-    coordinator: ipcsync.Coordinator, new_peer: Callable[..., Peer]
+@pytest.mark.parametrize("name", _BEHIND_WHAT_STANDS)
+def test_a_stream_that_stands_and_may_be_full_is_given_no_work(
+    coordinator: ipcsync.Coordinator, new_peer: Callable[..., Peer], name: str
 ) -> None:
     above, behind = new_peer(), new_peer(IPCSYNC_HOST_DEATH="pending")
     (data,) = above.call(_hold_and_record, coordinator.endpoint, 1)
     behind.call(_stand_behind, coordinator.endpoint, data)
     behind.call(_wait)
     os.kill(above.pid, signal.SIGKILL)
-    assert behind.call(_outcome_of_resume_of_a_full_stream) == "WaitTimeout"
+    assert behind.call(_outcome_of, name) == ("WaitTimeout" if name == "resume" else "RecorderLost")
 
 
 @pytest.mark.parametrize("closes", [False, True])

@@ -11,7 +11,6 @@ from functools import partial
 import pytest
 
 import ipcsync
-from ipcsync._engines.core import lanes_of_process
 from ipcsync.client import graphs as captures
 from ipcsync.testing import Memory, StreamGate
 from ipcsync.typing import EngineName
@@ -77,12 +76,10 @@ def test_what_is_never_recorded_holds_the_stream_until_its_recorder_closes(
     assert lost.value.cause == "behind"
 
 
+@pytest.mark.usefixtures("lanes_move")
 def test_the_lane_of_a_lost_replay_serves_another_stream_and_its_own_one_is_refused_until_its_resume(
-    client: ipcsync.Client, coordinator: ipcsync.Coordinator, peer: Peer, monkeypatch: pytest.MonkeyPatch
+    client: ipcsync.Client, coordinator: ipcsync.Coordinator, peer: Peer
 ) -> None:
-    monkeypatch.setattr(captures, "_MANY_LANES", 1)
-    for other in set(lanes_of_process):  # of earlier tests
-        monkeypatch.delitem(lanes_of_process, other)
     first, second, wait, record = ipcsync.Stream(), ipcsync.Stream(), ipcsync.GraphWait(), ipcsync.GraphRecord()
     graph = captured(first, lambda: wait.capture(first), lambda: record.capture(first))
     peer.call(do.open_recorders, coordinator.endpoint, "theirs")

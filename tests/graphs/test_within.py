@@ -585,13 +585,11 @@ def test_a_replay_whose_recorder_is_killed_while_it_is_fed_is_refused(
     one.expect(2)
 
 
-def test_a_replay_whose_lane_another_stream_takes_meanwhile_has_one_of_its_own(
-    one: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("lanes_move")
+def test_a_replay_whose_lane_another_stream_takes_meanwhile_has_one_of_its_own(one: Stage) -> None:
     one.expect(1)
     finish(one.layers.stream)
     lane, of = lane_of(one.layers.stream._handle, 0)
-    monkeypatch.setattr(graphs, "_MANY_LANES", 1)
     others: list[ipcsync.Stream] = []
 
     def is_taken() -> bool:
@@ -610,15 +608,13 @@ def test_a_replay_whose_lane_another_stream_takes_meanwhile_has_one_of_its_own(
     one.expect(3)
 
 
+@pytest.mark.usefixtures("lanes_move")
 @pytest.mark.parametrize("engine", ["timeline"])
 def test_row_64_an_interrupt_while_a_lane_is_taken_or_made_leaves_the_lanes_of_both_streams_right(
-    one: Stage, monkeypatch: pytest.MonkeyPatch, engine: EngineName
+    one: Stage, engine: EngineName
 ) -> None:
     first = one.layers.stream
-    monkeypatch.setattr(graphs, "_MANY_LANES", 1)
     one.expect(1)
-    for other in set(lanes_of_process) - {lane_of(first._handle, 0)[1]}:  # of earlier tests
-        monkeypatch.delitem(lanes_of_process, other)
     for number in count():
         finish(first)
         until(lambda: all(lane.is_free for lane in lanes_of_process.values()), "their brackets are over")
@@ -632,13 +628,11 @@ def test_row_64_an_interrupt_while_a_lane_is_taken_or_made_leaves_the_lanes_of_b
             break
 
 
+@pytest.mark.usefixtures("lanes_move")
 @pytest.mark.parametrize("engine", ["timeline"])
 def test_a_record_elsewhere_is_not_behind_what_its_lane_waited_for_when_it_served_another_stream(
-    one: Stage, coordinator: ipcsync.Coordinator, peer: Peer, monkeypatch: pytest.MonkeyPatch, engine: EngineName
+    one: Stage, coordinator: ipcsync.Coordinator, peer: Peer, engine: EngineName
 ) -> None:
-    monkeypatch.setattr(graphs, "_MANY_LANES", 1)
-    for other in set(lanes_of_process):  # of earlier tests
-        monkeypatch.delitem(lanes_of_process, other)
     first, second, third = ipcsync.Stream(), ipcsync.Stream(), ipcsync.Stream()
     peer.call(do.connect, coordinator.endpoint, "theirs")
     peer.call(do.open_sources, [one.layers.source[0].handle()], "theirs")
@@ -743,12 +737,10 @@ def test_row_65_a_replay_is_behind_what_another_stream_in_its_way_waits_for_unti
     behind.client.event("next", recorder=True, engine="timeline").record(behind.stream).synchronize(DEADLINE_S)
 
 
+@pytest.mark.usefixtures("lanes_move")
 def test_row_65_a_lane_serves_another_stream_once_its_own_streams_have_passed_what_is_lost(
-    new_client: NewClient, monkeypatch: pytest.MonkeyPatch
+    new_client: NewClient,
 ) -> None:
-    monkeypatch.setattr(graphs, "_MANY_LANES", 1)
-    for other in set(lanes_of_process):  # of earlier tests
-        monkeypatch.delitem(lanes_of_process, other)
     behind, others = _Behind(new_client, "its own drainer"), [ipcsync.Stream(), ipcsync.Stream()]
     lane = lane_of(behind.first._handle, 0)[0]
     with behind.standing.gate:

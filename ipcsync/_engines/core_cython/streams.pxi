@@ -50,7 +50,7 @@ cdef uintptr_t address_of(stream) except? 0:
 cdef int enter_calls(Core self, int64_t deadline, int64_t generation, timeout, str what, bint waits=False) except -1:
     """Take the turn of calls that queue work, which `leave_calls` gives; 1 if another thread had it; 2, and it is not
     taken, once what the call `waits` for is complete. WaitTimeout once `deadline` is over. A call within another one of
-    its thread, which has a turn too, waits half a second at most: two may wait for each other. It beats where it must."""
+    its thread, which has a turn too, waits half a second: two may wait for each other. On the thread that beats, this beats."""
     cdef bint is_within = ipcsync_turns(0) > 0
     step(b"lock")
     cdef bint is_taken = not self.calls.take()
@@ -282,8 +282,7 @@ cdef inline int device_of(uint64_t stream) noexcept nogil:
     return <int>(known & 0x1FF) >> 2 if known != 0 else -1
 
 cdef int64_t key_of(Core self, Handle handle, uint64_t stream, int ordinal) except? -1:
-    """The key of the list of a stream of device `ordinal`: of the process's blocking streams, which wait for each
-    other, one for each device."""
+    """The key of a stream's list: of the blocking streams of device `ordinal`, which wait for each other, it is one."""
     cdef uint64_t known = known_stream(stream)
     cdef unsigned int flags = 0
     if not known & 2:

@@ -1,5 +1,4 @@
-# wait: a stream's later work waits for a generation. docs/design/protocol.md says what hazards are for; the model is
-# tests/models/board_waiter.py.
+# wait: a stream's later work waits for a generation. Its model: tests/models/board_waiter.py; hazards: docs/design/protocol.md.
 
 cdef uint64_t NO_STREAM = <uint64_t>-1
 
