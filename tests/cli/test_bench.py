@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -38,39 +40,37 @@ def test_an_unknown_benchmark_is_named() -> None:
     assert "nonsense" in done.stderr
 
 
-def test_a_process_that_dies_is_told_in_one_line() -> None:
+@contextmanager
+def _in_a_match() -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A run whose two workers play, and their process ids: it waits for their results, and imports nothing by then."""
     command = [*IPCSYNC, "bench", "--only", "hand_over"]
     env = {**os.environ, **EXEC, "IPCSYNC_DRIVER": "host"}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+
+        def workers() -> list[int]:
+            pids = [pid for pid in children_of(process.pid) if "child.serve" in command_of(pid)]
+            return pids if len(pids) == 2 else []
+
         try:
-            pid = until(
-                lambda: next((pid for pid in children_of(process.pid) if "child.serve" in command_of(pid)), 0),
-                "one of its processes",
-            )
-            os.kill(pid, signal.SIGKILL)
-            _, said = process.communicate(timeout=DEADLINE_S)
+            yield process, until(workers, "two workers")
         finally:
             process.kill()
+
+
+def test_a_process_that_dies_is_told_in_one_line() -> None:
+    with _in_a_match() as (process, (pid, _)):
+        os.kill(pid, signal.SIGKILL)
+        _, said = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1
     assert said.splitlines()[-1] == f"ipcsync: the worker process (pid {pid}) ended: killed by SIGKILL"
     assert "Traceback" not in said
 
 
 def test_ctrl_c_ends_it_and_its_processes_without_a_traceback() -> None:
-    command = [*IPCSYNC, "bench", "--rounds", "100"]
-    env = {**os.environ, "IPCSYNC_DRIVER": "host"}
-    with subprocess.Popen(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        try:
-            assert process.stderr is not None
-            assert process.stderr.readline().startswith("records:"), "it measures"
-            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-            said = "".join(process.communicate(timeout=DEADLINE_S))
-            # (-SIGINT: amid the `exec` of a text, as of a dataclass, CPython takes it for one that nobody handled.)
-            assert process.returncode in (1, -signal.SIGINT)
-            assert "Traceback" not in said
-            with pytest.raises(ProcessLookupError):  # none is left of its own either
-                os.killpg(process.pid, 0)
-        finally:
-            process.kill()
+    with _in_a_match() as (process, _):
+        started = children_of(process.pid)  # and the coordinator
+        process.send_signal(signal.SIGINT)  # as a terminal does: each of the others has a session of its own
+        said = "".join(process.communicate(timeout=DEADLINE_S))
+    assert process.returncode == 1
+    assert "Traceback" not in said
+    until(lambda: not any(map(command_of, started)), "the end of what it had started")
