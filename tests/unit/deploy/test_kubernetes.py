@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -58,21 +60,26 @@ def test_pods_have_what_each_engine_needs_and_no_privilege() -> None:
 
 
 @pytest.mark.process
-def test_the_bridge_of_a_pod_has_its_coordinators_directory_and_a_key_of_its_own() -> None:
+def test_the_bridge_of_a_pod_has_a_name_its_coordinators_directory_and_a_key_of_its_own(tmp_path: Path) -> None:
     base, pod = (_objects(folder)["DaemonSet"]["spec"]["template"]["spec"] for folder in (_BASE, _FLEET))
     bridge, *others = pod["containers"]
     assert [each["name"] for each in others] == [each["name"] for each in base["containers"]]
     assert {each["image"] for each in (*pod["containers"], *pod["initContainers"])} == {"ipcsync:local"}
-    name, *words = [word.replace("$(NODE)", "a") for word in bridge["args"]]
+    shown = tmp_path / "ipcsync"
+    shown.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    shown.chmod(0o700)
+    arguments = [word.replace("$(NODE)", "a.b") for word in bridge["args"]]
+    environment = {**os.environ, "NODE": "a.b", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    name, *words = subprocess.check_output([*bridge["command"], *arguments], env=environment, text=True).splitlines()
     assert name == "bridge"
     parse([name, *words])
     settings = dict(word.removeprefix("--").split("=", 1) for word in words if "=" in word)
-    assert settings["runtime-dir"] == "/run/ipcsync"
+    assert (settings["node"], settings["runtime-dir"]) == ("a_b", "/run/ipcsync")
     mounts = {mount["mountPath"]: mount["name"] for mount in bridge["volumeMounts"]}
     assert mounts["/run/ipcsync"] == "runtime"
     (copies,) = [each for each in pod["initContainers"] if each["name"] == "own-key"]
     assert f"-m 0600 -o {UID} -g {UID}" in copies["command"][-1]  # as the bridge wants it
-    copied = copies["command"][-1].replace("$(NODE)", "a").replace("/run/secrets/fleet/", "/run/fleet/")
+    copied = copies["command"][-1].replace("$(NODE)", "a.b").replace("/run/secrets/fleet/", "/run/fleet/")
     assert all(settings[f"tls-{kind}"] in copied for kind in ("ca", "cert", "key"))
     assert bridge["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
