@@ -171,13 +171,13 @@ class Answers:
     async def _open(self, name: str) -> Export:
         if not self.settings.exports_name(name):
             raise EventClosed(f"node {self.settings.node!r} exports no event named {name!r} (--export)", event=name)
-        try:
-            attached = expect(await self.session.ask(messages.Open(name, engine="timeline")), Attachment)
-        except EngineMismatch as error:
-            if "uses the engine 'event'" in str(error):
-                raise EngineMismatch(_ONLY_TIMELINE.format(name=name, node=self.settings.node)) from None
-            raise
+        attached = expect(await self.session.ask(messages.Open(name, default_engine="timeline")), Attachment)
         self.hold([(attached.slot, attached.incarnation)])
+        return self._export(attached)
+
+    def _export(self, attached: Attachment) -> Export:
+        if attached.engine != "timeline":
+            raise EngineMismatch(_ONLY_TIMELINE.format(name=attached.name, node=self.settings.node))
         return self.exports.put(attached)
 
     async def _by_key(self, key: wire.Key) -> Export | wire.Row:
@@ -192,11 +192,7 @@ class Answers:
             return _what_remains(reply) if self.settings.exports_name(reply.name) else gone
         reply = expect(reply, Attachment)
         self.hold([key])
-        if not self.settings.exports_name(reply.name):
-            return gone
-        if reply.engine != "timeline":
-            raise EngineMismatch(_ONLY_TIMELINE.format(name=reply.name, node=self.settings.node))
-        return self.exports.put(reply)
+        return self._export(reply) if self.settings.exports_name(reply.name) else gone
 
     async def _list(self, prefix: str) -> wire.Listed:
         reply = expect(await self.session.ask(messages.ListEvents(prefix)), messages.EventList)

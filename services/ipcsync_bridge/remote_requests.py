@@ -16,7 +16,6 @@ from ipcsync._session.connection import expect, zmq_context
 from ipcsync._wire import codec, messages
 from ipcsync._wire.codec import Origin
 from ipcsync.errors import (
-    EngineMismatch,
     IpcSyncError,
     NodeLost,
     ProtocolError,
@@ -228,10 +227,8 @@ class RemoteRequests:
     async def _open_here(self, want: messages.Want) -> None:
         """Open an event of this very node: attach to it for a moment, to learn its use."""
         async with self.answers.attaching():
-            try:
-                opened = await self.session.ask(messages.Open(want.name, engine="timeline"))
-            except EngineMismatch:  # it exists, and only who waits on another node needs this engine
-                opened = await self.session.ask(messages.Open(want.name))
+            # (One that exists may be on the other engine: only who waits on another node needs this one.)
+            opened = await self.session.ask(messages.Open(want.name, default_engine="timeline"))
             attached = expect(opened, messages.Attachment)
             key = (attached.slot, attached.incarnation)
             self.answers.hold([key])
