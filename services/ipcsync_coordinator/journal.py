@@ -91,6 +91,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     replies: list[Reply] = []
     tombstones: list[tuple[Origin, Tombstone]] = []  # new ones
     attachments: list[AttachmentRecord] = []
+    has_had_bridge: bool = False
 
 
 def record_of(
@@ -104,7 +105,8 @@ def record_of(
         if slot not in touched.slots
     ]
     slots, sessions = list(touched.slots), list(touched.sessions)
-    return Record(registry.count, registry.high_water, slots, sessions, replies, tombstones, attachments)
+    rows = slots, sessions, replies, tombstones, attachments
+    return Record(registry.count, registry.high_water, *rows, registry.has_had_bridge)
 
 
 def whole(registry: Registry, table: SessionTable) -> Record:
@@ -135,7 +137,7 @@ def folded(records: Iterable[Record]) -> Record:
         replies += last.replies
         tombstones += last.tombstones
     rows = [slots[index] for index in sorted(slots)], [sessions[serial] for serial in sorted(sessions)]
-    return Record(last.count, last.high_water, *rows, replies, tombstones)
+    return Record(last.count, last.high_water, *rows, replies, tombstones, [], last.has_had_bridge)
 
 
 # --- the log ----------------------------------------------------------------------------------------------------------
@@ -350,8 +352,7 @@ def _restore(registry: Registry, board: Board, left: Record) -> None:
     # By the last session of each line: which line has been free for longest is unknown.
     free = sorted(set(range(board.sessions)) - lines, key=lambda line: board.session(line).serial)
     registry.restore(left.sessions, left.slots, free)
-    registry.count, registry.high_water = left.count, left.high_water
+    registry.count, registry.high_water, registry.has_had_bridge = left.count, left.high_water, left.has_had_bridge
     for origin, tombstone in left.tombstones:
         registry.tombstones.add(origin, tombstone)
-        registry.has_had_bridge = True
     registry.tombstones.new.clear()

@@ -88,8 +88,6 @@ class Registry:
         self._free = deque(slot.index for slot in free)
         self._frees = max((slot.freed for slot in slots), default=0)
         self._free_lines = deque(free_lines)
-        # A slot's origin may be of a use that is over.
-        self.has_had_bridge = any(slot.origin for slot in slots) or any(session.role for session in sessions)
 
     def break_slot(self, slot: Slot) -> None:
         """Break a use whose state is unknown, as its recorder's expiry would: that session ends first.

@@ -113,8 +113,8 @@ class Settings:
         return self.pool + 2 * self.kept_slots
 
 
-FIXED = frozenset(("devices", "driver", "keeper", "max_sessions", "pool", "runtime_dir", "spare"))
-"""What no reload changes: the settings of the resources, and the keeper's own."""
+FIXED = frozenset(("devices", "driver", "keeper", "max_sessions", "pool", "reply_queue", "runtime_dir", "spare"))
+"""What no reload changes: the settings of the resources, of what each client was told, and the keeper's own."""
 
 FIELDS = {setting.name: setting for setting in dataclasses.fields(Settings)}
 

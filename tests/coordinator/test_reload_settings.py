@@ -69,15 +69,16 @@ def served_client(served: Served) -> Iterator[ipcsync.Client]:
 def test_a_reload_says_what_it_took_and_what_only_a_restart_takes(
     served: Served, served_client: ipcsync.Client
 ) -> None:
-    served.config.write_text("max_sessions = 80\nlease_ttl = 30.0\nlog_json = true\n")
+    served.config.write_text("max_sessions = 80\nreply_queue = 4\nlease_ttl = 30.0\nlog_json = true\n")
     done = served.reload()
-    expected = "lease_ttl 20.0 -> 30.0; not before a restart: max_sessions 40 -> 80"
+    left = "not before a restart: max_sessions 40 -> 80, reply_queue 512 -> 4"  # each client's window was half of that
+    expected = f"lease_ttl 20.0 -> 30.0; {left}"
     assert (done.returncode, done.stdout, done.stderr) == (0, f"reloaded: {expected}\n", "")
     stats = served_client.stats()
     assert (stats["max_sessions"], stats["lease_ttl_s"]) == (40, 30.0)
     assert [line["note"] for line in served.log if line["event"] == "reload"] == [expected]
     again = served.reload()
-    assert again.stdout == "reloaded: not before a restart: max_sessions 40 -> 80\n", "it is still not taken"
+    assert again.stdout == f"reloaded: {left}\n", "it is still not taken"
     served.config.write_text("max_sessions = 40\nlease_ttl = 30.0\nlog_json = true\n")
     assert served.reload().stdout == "reloaded\n"
 

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from ipcsync import _drivers
 from ipcsync._board import BROKEN, FREE, OPEN
 from ipcsync._deadline import FOREVER
 from ipcsync._session.attachments import AttachmentTable, Life, Use
@@ -294,6 +295,18 @@ def test_how_long_a_slot_has_been_in_quarantine_is_known_to_the_next_coordinator
     world.begin(world.events.held())
     assert world.registry.slots[opened.slot].ended_ns == ended_ns
     assert world.handlers.stats()["quarantine_oldest_s"] > 0.0  # type: ignore[operator] # a float
+
+
+def test_that_a_bridge_was_here_is_known_to_the_coordinators_after_its_end(world: World) -> None:
+    assert not world.registry.has_had_bridge
+    bridge = world.ask(messages.Hello(os.urandom(16), _drivers.name(), "bridge a", role="bridge"))
+    assert isinstance(bridge, messages.Welcome)
+    world.ask(messages.Bye(), bridge.token)
+    world.release_all()
+    for _ in range(2):  # by its records, then by one that they come to
+        world.begin(world.events.held())
+        assert not world.registry.sessions
+        assert world.registry.has_had_bridge
 
 
 def test_what_was_lost_of_other_nodes_is_in_one_record(world: World) -> None:
