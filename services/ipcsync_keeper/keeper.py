@@ -145,6 +145,9 @@ class Keeper:
             self._active, self._kill_at = None, math.inf
             self._unserved_ns = self._unserved_ns or time.monotonic_ns()
             self._see_end(ended, ended.end() or 0)
+            if ended.is_asking:  # amid a driver's call, which may never end
+                self._driver.end()
+                self._driver = DriverThread(self._resources, self._wake.wake)
         now = time.monotonic()
         if self._active is None and self._status is None and now >= self._restarts.at:
             self._drop_bad_spare(now)  # it may have died beside the one that served
@@ -204,11 +207,11 @@ class Keeper:
             log.error("cannot start", extra=fields(why=f"the first coordinator ended before it served: {how}"))
         elif child.was_dismissed:
             words[CURRENT_REQUEST] = 0  # it was ended amid that request, and did not die of it
-            self._resources.restarts["reloaded"] += 1
+            self._resources.restarts["reloaded"] += child.has_config
             self._restarts.at = now
         else:
             log.error("the coordinator died", extra=fields(pid=child.pid, how=how, starts=self._resources.starts))
-            self._resources.restarts["hung" if child.has_hung else "died"] += 1
+            self._resources.restarts["hung" if child.has_hung else "died"] += child.has_config
             if self._reload_began_ns and self._candidate is None:
                 self._end_reload(f"the new code ended before it served ({how}); trying again")
             # Its settings or its code do not load, or there is no room for it: that says nothing of what is held.

@@ -218,16 +218,19 @@ class DriverThread:
     def __init__(self, resources: Resources, wake: Callable[[], None] = lambda: None) -> None:
         self._resources = resources
         self._wake = wake
-        self._waiting: queue.SimpleQueue[tuple[Peer, int]] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[tuple[Peer, int] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="ipcsync-driver", daemon=True).start()
 
     def serve(self, peer: Peer, unserved_ns: int = 0) -> None:
         """Have a coordinator serve, and answer it from now on; `unserved_ns` is since when none serves."""
         self._waiting.put((peer, unserved_ns))
 
+    def end(self) -> None:
+        """Have its thread end once the driver has answered it; another one's may be under way beside it by then."""
+        self._waiting.put(None)
+
     def _run(self) -> None:
-        while True:
-            peer, unserved_ns = self._waiting.get()
+        for peer, unserved_ns in iter(self._waiting.get, None):
             try:
                 config = self._resources.next_config(unserved_ns)
                 peer.has_config = True
@@ -238,7 +241,7 @@ class DriverThread:
                     peer.is_asking = True
                     peer.link.send(*self._answer(peer, *message))
                     peer.is_asking = False
-            except EOFError:
+            except EOFError:  # noqa: PERF203 - of one coordinator: the next one is answered
                 peer.is_asking = False  # also if it hung up before its answer came
                 self._wake()
             except Exception:  # invalid requests: the next coordinator may be better

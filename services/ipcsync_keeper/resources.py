@@ -5,6 +5,7 @@ The CUDA events are those behind the slots of the engine `event`. All driver cal
 
 from __future__ import annotations
 
+import itertools
 import logging
 import mmap
 import os
@@ -146,7 +147,7 @@ class EventStore:
 
     def __init__(self, devices: dict[str, int]) -> None:
         self._devices = devices
-        self._serial = 0
+        self._serials = itertools.count(1)
         self._made: dict[int, tuple[SharedCudaEvent, Any]] = {}
         self._pending = 0  # that many were destroyed with a pending record
 
@@ -172,8 +173,7 @@ class EventStore:
         if exported[0] is not _drivers.SUCCESS:
             driver.cuEventDestroy(event)
         handle = _drivers.unwrap(exported, "cuIpcGetEventHandle")
-        self._serial += 1
-        shared = SharedCudaEvent(self._serial, device, _drivers.handle_bytes(handle))
+        shared = SharedCudaEvent(next(self._serials), device, _drivers.handle_bytes(handle))
         self._made[shared.serial] = shared, event
         return shared
 
@@ -183,14 +183,14 @@ class EventStore:
         The driver keeps the place of such a one until that is complete, so no other event gets it. A dead process's
         record stays pending for ever. The first error is raised once all were tried.
         """
-        driver, errors = _drivers.load(), list[DriverError]()
-        for serial in self._made.keys() & serials:
-            shared, event = self._made[serial]
+        driver, errors, made = _drivers.load(), list[DriverError](), self._made.copy()
+        for serial in made.keys() & serials:
+            shared, event = made[serial]
             try:
                 context.ensure_context(self._devices[shared.device])
-                del self._made[serial]
-                self._pending += int(driver.cuEventQuery(event)[0]) == ERROR_NOT_READY
-                _drivers.unwrap(driver.cuEventDestroy(event), "cuEventDestroy")
+                if self._made.pop(serial, None):  # else a thread destroys it that an earlier coordinator asked
+                    self._pending += int(driver.cuEventQuery(event)[0]) == ERROR_NOT_READY
+                    _drivers.unwrap(driver.cuEventDestroy(event), "cuEventDestroy")
             except DriverError as error:
                 errors.append(error)
         if errors:
@@ -199,7 +199,7 @@ class EventStore:
 
     def held(self) -> list[SharedCudaEvent]:
         """All events, in the order in which they were made."""
-        return [shared for shared, _ in self._made.values()]
+        return [shared for shared, _ in self._made.copy().values()]
 
 
 def served_devices(wanted: list[int] | None) -> dict[str, int]:
@@ -216,7 +216,7 @@ def served_devices(wanted: list[int] | None) -> dict[str, int]:
     return {context.uuid_of(ordinal): ordinal for ordinal in (range(count) if wanted is None else wanted)}
 
 
-JOURNAL_VERSION = 6
+JOURNAL_VERSION = 7
 UNREADABLE = 3
 """The exit status of a coordinator that cannot read the journal."""
 

@@ -1,7 +1,9 @@
-"""A driver's call that hangs in a coordinator without a keeper: the rest goes on."""
+"""A driver's call that hangs in a coordinator, or in its keeper: the rest goes on."""
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,16 +15,20 @@ from tests.kit.until import DEADLINE_S, until
 pytestmark = pytest.mark.process
 
 
+@pytest.mark.parametrize("flags", [[], ["--keeper"]], ids=["alone", "keeper"])
 def test_a_drivers_call_that_hangs_stops_only_what_needs_the_driver(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str]
 ) -> None:
     hold = tmp_path / "hold"
     hold.touch()
     monkeypatch.setenv("IPCSYNC_TEST_SCRIPT", str(hold))
-    with fixtures.launch_patched("hanging-driver", fixtures.private_dir()) as one:
+    with fixtures.launch_patched("hanging-driver", fixtures.private_dir(), *flags) as one:
         with ipcsync.connect(one.endpoint, timeout=DEADLINE_S) as client:
             with pytest.raises(ipcsync.EngineMismatch, match=r"driver (did not answer within|has not answered)"):
                 client.event("held", recorder=True, engine="event", timeout=DEADLINE_S)
+            for _ in flags:  # the next coordinator serves all else, too
+                os.kill(client.stats(timeout=DEADLINE_S)["pid"], signal.SIGKILL)
+                assert client.stats(timeout=DEADLINE_S)["starts"] == 2
             assert client.stats(timeout=DEADLINE_S)["sessions"] == 1
             hold.unlink()
 

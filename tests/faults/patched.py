@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import runpy
 import sys
 import time
+from functools import partial
 from typing import Any
 
+from ipcsync.cli import become
 from tests.faults import actions
 
 LATE_S = 0.45
@@ -75,9 +78,14 @@ def main() -> None:
     }
     name = sys.argv.pop(1)
     patches[name]()
+    if sys.argv[1:2] == ["ipcsync_keeper"]:
+        del sys.argv[1]
+        runpy.run_module("ipcsync_keeper", run_name="__main__", alter_sys=True)
     from ipcsync_coordinator import __main__ as program
 
     program.PROGRAM[:] = ["-m", "tests.faults.patched", name]
+    if name == "hanging-driver":  # it is the keeper's, if there is one
+        program.become = partial(become, "tests.faults.patched", name)  # type: ignore[attr-defined]
     coordinate = program.main
     coordinate(prog_name="ipcsync coordinator")
 

@@ -611,7 +611,9 @@ def test_row_57_a_death_while_the_code_does_not_load_or_has_no_room_ends_nothing
     script.write_text("")
     event.record().synchronize(timeout=DEADLINE_S)
     greeted = len(crashes.read_text()) if why == "short" else 0
-    assert client.stats(timeout=DEADLINE_S)["starts"] == 2 + greeted, "the next one serves"
+    stats = client.stats(timeout=DEADLINE_S)
+    assert stats["starts"] == 2 + greeted, "the next one serves"
+    assert stats["restarts"]["died"] == 1 + greeted, "one for each start that followed"
 
 
 def test_row_57_without_a_keeper_a_reload_is_refused_and_harms_nobody() -> None:
