@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Generic, ParamSpec, TypeAlias, TypeVar, cast
 
 from ipcsync import _room as room
-from ipcsync.errors import IpcSyncError, Reentered
+from ipcsync.errors import ForkedProcessError, IpcSyncError, Reentered
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -167,9 +167,10 @@ class Job(Generic[T]):
             self._lock.release()
 
     def wait(self, timeout: float = threading.TIMEOUT_MAX) -> bool:
-        deadline = time.monotonic() + timeout
+        """Whether it is set before `timeout`; False at once in a child that a signal's handler forks meanwhile."""
+        deadline, pid = time.monotonic() + timeout, os.getpid()
         # In slices: a wait that was interrupted between the two calls keeps the lock; others see the flag alone.
-        while not self.is_set and (left := deadline - time.monotonic()) > 0:
+        while not self.is_set and os.getpid() == pid and (left := deadline - time.monotonic()) > 0:
             if self._lock.acquire(timeout=min(left, _SLICE_S)):
                 self._lock.release()
         return self.is_set
@@ -324,7 +325,8 @@ def errand(function: Callable[[], T], undo: Callable[[T], object]) -> T:
     job = Job(function, undo)
     try:
         start(job.run, "ipcsync-errand", job.fail)
-        job.wait()
+        if not job.wait():
+            raise ForkedProcessError
         return job.result()
     except BaseException:
         job.give_up()

@@ -86,7 +86,8 @@ class StreamGate:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.open()
+        if not fork.is_in_bad_fork():
+            self.open()
 
     def __repr__(self) -> str:
         return f"<ipcsync.testing.StreamGate {'closed' if self._address in _held else 'open'} {self._stream!r}>"

@@ -220,7 +220,7 @@ class device:  # noqa: N801 - torch.cuda's name for it
 
     def __exit__(self, *error: object) -> None:
         before = self._entered.blocks.pop()
-        if self.idx >= 0:
+        if self.idx >= 0 and not is_in_bad_fork():
             call("cuCtxSetCurrent", before)
 
 

@@ -337,7 +337,7 @@ class stream:  # noqa: N801 - torch.cuda's name for it
         return self.stream
 
     def __exit__(self, *error: object) -> None:
-        if self.stream is None:
+        if self.stream is None or fork.is_in_bad_fork():
             return
         outer, before = self._entered.blocks.pop()
         if before is None:

@@ -8,6 +8,7 @@ before to the state after: an event that was opened and closed within it gives n
 
 from __future__ import annotations
 
+import select
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeAlias, cast
@@ -170,7 +171,11 @@ def watch(
 
 def _receive(socket: zmq.Socket[bytes], deadline: int, check: Callable[[], None]) -> bytes | None:
     fork.check()  # before the socket is touched
-    slice_ms = max(1, min(int(1000 * left_of(deadline)), _SLICE_MS))
-    frame = bytes(socket.recv(zmq.NOBLOCK)) if socket.poll(slice_ms) else None
+    if not socket.poll(0):  # else its descriptor may be quiet
+        poll = select.poll()  # not libzmq's, which never ends in a child that a signal's handler forks meanwhile
+        poll.register(socket, select.POLLIN)
+        poll.poll(min(1000 * left_of(deadline), _SLICE_MS))
+        fork.check()
+    frame = bytes(socket.recv(zmq.NOBLOCK)) if socket.poll(0) else None
     check()
     return frame

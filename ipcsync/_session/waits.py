@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from ipcsync._deadline import deadline_of
 from ipcsync._engines import Engine
+from ipcsync._native import fork
 from ipcsync._threads import Worker
 from ipcsync.errors import DriverError, IpcSyncError, WaitTimeout
 
@@ -158,14 +159,14 @@ class Waits:
             nonlocal old
             if old is not None and self._looker is old:
                 self._looker, old = looker, None  # on its own thread: if none can start, the old one goes on
-            return bool(self._waiting or self._due) and looker is self._looker
+            return bool(self._waiting or self._due) and looker is self._looker and not fork.is_in_bad_fork()
 
         looker = Worker("ipcsync-waits", has_work, lambda: self._poll(looker))
         return looker
 
     def _new_caller(self) -> Worker:
         def has_work() -> bool:
-            return bool(self._due) and caller is self._caller
+            return bool(self._due) and caller is self._caller and not fork.is_in_bad_fork()  # by a callback
 
         caller = Worker("ipcsync-callbacks", has_work, lambda: self._call(caller))
         return caller

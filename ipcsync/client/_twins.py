@@ -151,6 +151,7 @@ class EventView(Generic[PointT]):
     @property
     def handles(self) -> tuple[bytes, ...]:
         """The IPC handles of the ring, 64 bytes each. EngineMismatch on the `timeline` engine, which has none."""
+        fork.check()
         if self._engine.kind == "timeline":
             raise EngineMismatch(
                 f"{self._engine.title} uses the engine 'timeline', and has no CUDA event whose handle "
@@ -200,6 +201,7 @@ class EventView(Generic[PointT]):
     @property
     def is_lost(self) -> bool:
         """Whether a record of this process depended on a lost wait: then no further record is possible."""
+        fork.check()
         return self._engine.chain.loss is not None
 
     def at(self, generation: int) -> PointT:

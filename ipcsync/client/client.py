@@ -17,6 +17,7 @@ from ipcsync._closing import Closing
 from ipcsync._deadline import deadline_of
 from ipcsync._engines import queued
 from ipcsync._native import device as devices
+from ipcsync._native import fork
 from ipcsync._native.context import DEFAULT_STREAMS, current_ordinal, ordinal_of, uuid_of
 from ipcsync._native.stream import Stream, stream_handle
 from ipcsync._session.attachments import AttachmentRef
@@ -277,14 +278,13 @@ class Client(ClientView, Closing):
             connection.send(bytes(replay[done]))
 
         In it, graphs are launched on `stream` (the current one by default): each wait lets its graph go on once its
-        point is complete (one that is not named here never does), and each record is made when the graph has come
-        there. Several records may be of one event: its generations are in the order of the captures. A block that
-        raises makes no record.
+        point is complete (one not named here never does), and each record is made when the graph comes there. Several
+        records may be of one event: its generations are in the order of capture. A block that raises makes no record.
 
-        Entering it blocks until each point is recorded, there is room for the records, and few enough replays are in
-        flight, at most `timeout` seconds in all. `ahead=True` does not wait for the points' records: for points that
-        another process makes behind this replay's own. What nobody ever records then holds the stream until its
-        recorder closes or dies.
+        Entering blocks until each point is recorded, there is room for the records and few enough replays are in
+        flight, `timeout` seconds at most. `ahead=True` does not wait for the points' records: for points that another
+        process makes behind this replay's own. What nobody records then holds the stream until its recorder closes or
+        dies.
 
         Entering raises what the waits and the records would, with nothing queued, or, for what ends meanwhile, with all
         queued and ended: then `is_used` is True. RecorderLost, EventClosed, NotRecorder, DeviceMismatch, WaitTimeout,
@@ -477,6 +477,7 @@ class Client(ClientView, Closing):
         return (
             notice if notice.kind.startswith("session_") else dataclasses.replace(notice, name=self._shown(notice.name))
             for notice in notices
+            if not fork.check()  # type: ignore[func-returns-value] # None: what the parent has read is no child's news
         )
 
     def close(self) -> None:

@@ -12,7 +12,6 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,6 +63,8 @@ def _use_everything(endpoint: str) -> None:
         point = shared.record(stream)
         point.synchronize(10)
         kept.update({engine: shared, f"{engine} point": point, f"{engine} next": shared.at(2)})
+    kept["watch"] = client.watch(timeout=0.1)
+    next(kept["watch"])  # of several: this client, its events
     kept["unpickled"] = pickle.loads(pickle.dumps(kept["event point"]))
     kept["reservation"] = client.reserve()
     kept["gate"] = StreamGate(kept["held"])
@@ -88,10 +89,10 @@ def _calls() -> dict[str, Callable[[], Any]]:
         "client.stats": client.stats,
         "client.check": client.check,
         "client.watch": lambda: next(client.watch(timeout=0.1)),
+        "what a watch has read": lambda: next(kept["watch"]),
         "StreamGate": lambda: StreamGate(stream),
         "gate.open": kept["gate"].open,
         "gate.is_open": lambda: kept["gate"].is_open,
-        "gate.__exit__": lambda: kept["gate"].__exit__(None, None, None),
         "Stream": ipcsync.Stream,
         "Event": ipcsync.Event,
         "stream.query": stream.query,
@@ -113,6 +114,8 @@ def _event_calls(which: str, shared: ipcsync.SharedEvent) -> dict[str, Callable[
         f"{which}.generation": lambda: shared.generation,
         f"{which}.completed": lambda: shared.completed,
         f"{which}.state": lambda: shared.state,
+        f"{which}.is_lost": lambda: shared.is_lost,
+        f"{which}.handles": lambda: shared.handles,
     }
 
 
@@ -138,6 +141,7 @@ def _refuse_everything() -> dict[str, str]:
     for name in ("client", "reservation", *ENGINES):
         kept[name].close()
         kept[name].close()
+    for name in ("client", "reservation", "gate", *ENGINES):
         with contextlib.ExitStack() as stack:
             stack.push(kept[name].__exit__)
     assert not kept["client"].is_connected
@@ -284,9 +288,10 @@ def test_row_31_a_child_ends_like_any_process(endpoint: str, fork: str, tries: i
         points.append(events[0].record(held))
         statuses = []
         while len(statuses) < {tries} and 0 not in statuses:
-            pid = {fork}
-            if pid == 0:
-                {end}
+            with held, ipcsync.device(0), StreamGate(ipcsync.Stream()):
+                pid = {fork}
+                if pid == 0:
+                    {end}
             pidfd = os.pidfd_open(pid)
             if not select.select([pidfd], [], [], {DEADLINE_S / 2})[0]:
                 os.kill(pid, signal.SIGKILL)
@@ -426,13 +431,25 @@ def test_row_31_a_fork_in_the_middle_of_a_call_is_told_in_the_child_and_leaves_n
 
 
 @pytest.mark.process
-def test_row_31_a_signals_handler_that_forks_amid_a_connect_is_told_in_the_child(tmp_path: Path) -> None:
-    """The thread that connects is not in the child, which would wait for it."""
+@pytest.mark.parametrize(
+    ("call", "amid"),
+    [
+        ("ipcsync.connect('ipc:///nowhere/none.sock', timeout=60)", "Job.wait"),
+        ("errand(lambda: time.sleep(60), print)", "Job.wait"),  # as a launch of what takes long
+        ("list(ipcsync.connect({endpoint!r}).watch(timeout=60))", "feed._receive"),
+    ],
+    ids=["connect", "errand", "watch"],
+)
+def test_row_31_a_signals_handler_that_forks_amid_a_call_is_told_in_the_child(
+    endpoint: str, call: str, amid: str
+) -> None:
+    """The thread that does it is not in the child, which would wait for it, nor does libzmq wait there."""
     run(
         f"""
         import os, signal, sys, threading, time
         import ipcsync
-        from ipcsync._threads import Job
+        from ipcsync._session import feed
+        from ipcsync._threads import Job, errand
         from tests.kit.until import until
 
         class Forked(Exception): ...
@@ -444,17 +461,17 @@ def test_row_31_a_signals_handler_that_forks_amid_a_connect_is_told_in_the_child
 
         def waits():
             frame = sys._current_frames()[threading.main_thread().ident]
-            return frame.f_code is Job.wait.__code__
+            return frame.f_code is {amid}.__code__
 
         def send():
-            until(waits, "the connect waits")
+            until(waits, "the call waits")
             signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
 
         children = []
         signal.signal(signal.SIGUSR1, fork)
         threading.Thread(target=send, daemon=True).start()
         try:
-            ipcsync.connect("ipc://{tmp_path}/none.sock", timeout=60)
+            {call.format(endpoint=endpoint)}
         except ipcsync.ForkedProcessError:
             os._exit(7)
         except Forked:
