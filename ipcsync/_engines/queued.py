@@ -54,8 +54,9 @@ def await_passed(
         refuse_capturing(handle, "resume")  # the event would go into the graph, and a question about it spoil that
         mine = int(call("cuStreamGetId", handle))
     stream = wrap(handle, ordinal)
-    # First, since a stream that stands may be full: the driver takes in no event then, nor returns.
-    while not all((wait.stream == mine and wait.view.kind != "event") or wait.has_passed() for wait in waits):
+    # First: a stream that stands may be full; the driver takes in no event then, nor returns. An idle one is past all.
+    waits = [wait for wait in waits if wait.stream != mine or wait.view.kind == "event"]
+    while not all(wait.has_passed() or (wait.stream == mine and stream.query()) for wait in waits):
         check()
         stream.query()  # which raises in a context that is broken
         if time.monotonic_ns() >= deadline_ns:

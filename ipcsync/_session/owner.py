@@ -1,7 +1,6 @@
 """The thread that owns a session, and the session's lease, which it keeps.
 
-It does what other threads ask for, one after the other, and beats in between. An exception that ends a caller never
-reaches it.
+It does what others ask for, one after the other, and beats. An exception that ends a caller never reaches it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A test's client, and the processes that it spawns: what they do, their results, and their end.
 
-A process runs one function with a client, answers over the pipe, and ends: by itself, when its time is over, or with
-its parent.
+A process runs one function with a client, answers over the pipe, and ends by itself, after its time or with its parent.
 
 Function, arguments and answer are pickled, and travel over a pipe that only the two processes have: nothing pickled is
 read from a socket to which others can connect.

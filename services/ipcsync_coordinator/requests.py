@@ -3,9 +3,8 @@
 A frame is arbitrary bytes, which `ipcsync._wire.codec` describes. No body has a list or a map, so nothing much larger
 than its frame is built.
 
-ZeroMQ's descriptor is edge-triggered, and sending replies may consume the signal of new requests. So `zmq.EVENTS` is
-read again after each drain and after its replies. A drain ends after a budget of requests and of time, so that no peer
-keeps the loop busy.
+ZeroMQ's descriptor is edge-triggered, and sending replies may take the signal of new requests. So `zmq.EVENTS` is read
+again after each drain and its replies. A drain has a budget of requests and time, so that no peer keeps the loop busy.
 
 A client's first reply of a drain is sent at once; the later ones are held until there is no further request, or for
 2 ms. While many clients have many requests in flight, each has one reply in 2 ms, since ZeroMQ takes their requests in

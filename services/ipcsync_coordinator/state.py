@@ -1,7 +1,6 @@
 """The rows of a registry, sessions and slots, which of them a transition touched, and all sessions by token.
 
-They are the journal's rows too. They refer to each other by serial and index, and what a start derives from the rest is
-in no row.
+They are the journal's rows too. They refer to each other by serial and index; what a start derives of them is in none.
 """
 
 from __future__ import annotations

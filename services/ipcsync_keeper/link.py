@@ -1,8 +1,7 @@
 """The socketpair between keeper and coordinator: MessagePack frames, each behind its length.
 
 A request is [operation, arguments], its answer [is an error, value]; answers come in the order of the requests. The
-keeper only answers, on a thread, since driver calls may take long; without a keeper a thread of the coordinator's
-process does.
+keeper only answers, on a thread, since driver calls may take long; without one a thread of the coordinator does.
 """
 
 from __future__ import annotations

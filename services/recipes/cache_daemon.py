@@ -2,10 +2,9 @@
 
 This is how LMCache's multiprocess mode works: ZeroMQ messages carry what to copy and an event to wait for, and the
 reply carries an event of the daemon's. Without ipcsync each of those is a CUDA event's handle. Both sides must keep
-every event that they ever sent until the peer has opened it and is done with it, for which there is no message; an
-event dropped with the function that made it makes the peer's open fail, sometimes. A daemon that is restarted leaves
-handles that open nothing, and one that is killed in the middle leaves an engine whose stream waits for ever. Here the
-messages carry points.
+each event they sent until the peer has opened it and is done with it, for which there is no message; an event dropped
+with the function that made it makes the peer's open fail, sometimes. A daemon that is restarted leaves handles that
+open nothing, and one that is killed amid work an engine whose stream waits for ever. Here the messages carry points.
 
     python services/recipes/cache_daemon.py
 """

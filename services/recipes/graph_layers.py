@@ -2,10 +2,9 @@
 
 Without ipcsync: nothing can wait between the nodes of a graph for another process's record. An engine skips its waits
 in a replay, and attention reads the layer of the request before, or it waits for all layers before the launch, or
-breaks the graph at each layer and pays for that in every step. Here the graph has a wait and a record for each layer.
-Each replay is given eight points, and goes on with a layer as soon as it is there; and the prefill overwrites a layer
-once the replay is done with that one. If either process is killed, the other's graph runs through, and all that it
-records is lost.
+breaks the graph at each layer and pays for that in every step. Here the graph has a wait and a record for each layer. A
+replay is given eight points, goes on with a layer as soon as it is there, and the prefill overwrites a layer once the
+replay is done with it. If either process is killed, the other's graph runs through, and all that it records is lost.
 
     python services/recipes/graph_layers.py            # 200 requests of 8 layers
     python services/recipes/graph_layers.py --break    # the graph has no waits: it must fail

@@ -2,10 +2,9 @@
 
 Without ipcsync: a host lock or a message around each refresh keeps the two apart only on the host, while both GPUs'
 queues run behind it. The reader takes weights of which half is new, or the trainer overwrites a buffer that a kernel
-still reads, and nothing says so: the output is a little wrong. With one CUDA event recorded again for each version,
-the reader waits for whichever version was recorded last. Here version n is generation n, each side waits for exactly
-the generation that it needs, and no message is sent: "weights/ready" says that a version is written, "weights/read"
-that it has been used.
+still reads, and nothing says so: the output is a little wrong. With one CUDA event recorded again for each version, the
+reader waits for whichever was recorded last. Here version n is generation n, each side waits for exactly the generation
+that it needs, and no message is sent: "weights/ready" says that one is written, "weights/read" that it was used.
 
     python services/recipes/weight_refresh.py
 """

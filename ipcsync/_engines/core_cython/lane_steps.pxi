@@ -151,7 +151,7 @@ cdef int take_turns(Lane self, Use *uses, int count, uint64_t stream, int64_t de
                 give_turns(uses, index)
                 index = 0
                 deadline = deadline or <int64_t>deadline_of(timeout)  # if 0, from the first that another thread has
-                enter_calls(core, deadline, max(uses[index].highest, core._recorded + 1), timeout, "reached (another thread's call)")
+                enter_calls(core, deadline, uses[index].highest or core._recorded + 1, timeout, "reached (another thread's call)")
                 leave_calls(core)
                 continue
             ipcsync_turns(1)
@@ -168,8 +168,7 @@ cdef void give_turns(Use *uses, int count) noexcept:
             leave_calls(<Core>uses[index].core)
 
 cdef bint take_records(Lane self, Bracket bracket, timeout) except -1:
-    """Take the turns for all records; False, and none is taken, if an event's last one was refused: each call makes
-    such a one again first."""
+    """Take the turns for all records; False, and none taken, if an event's last one was refused: each call makes it again first."""
     cdef Use *uses = bracket.uses + bracket.fed
     take_turns(self, uses, bracket.recorded, self.drainer_id, 0, timeout)
     for index in range(bracket.recorded):

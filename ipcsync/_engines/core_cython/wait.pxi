@@ -85,9 +85,9 @@ cdef int queue_announced(Core self, Handle handle, uint64_t stream, int64_t *bou
             found = look(self, generation)
     if found == PENDING:
         give_wait(self, handle, generation, refusal)
-        tell(refusal, mark(self, handle, stream), b"cuEventRecord")  # behind a refused one too: the stream may have it
         if self.has_ring and last_of(self) >= generation + self.depth:  # this took longer than a hazard counts
-            bound[0] = last_of(self)
+            bound[0] += (last_of(self) - generation) // self.depth * self.depth  # the last one on the same CUDA event
+        tell(refusal, mark(self, handle, stream), b"cuEventRecord")  # behind a refused one too: the stream may have it
     if self.has_ring:
         retract(self)
     return found
