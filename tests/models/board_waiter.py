@@ -396,8 +396,8 @@ class Waits(SlotView):
             if self.has("retract too early"):
                 yield retract
             yield Op("cuStreamWaitEvent", do.queue_wait, (me, generation))
-            yield self.note("mark")
             yield self.note("load recorded")  # whether the ring went round all the same: a hazard counts for a second
+            yield self.note("mark")
         if found or not self.has("retract too early"):
             yield retract
         return not found
