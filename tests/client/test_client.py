@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -15,6 +14,7 @@ import pytest
 import ipcsync
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from tests.faults import fixtures
 from tests.kit import remote
 from tests.kit.peer import Peer
 from tests.kit.until import until
@@ -331,7 +331,7 @@ def test_a_client_has_one_timeout_for_all_requests_and_each_call_may_say_another
         client.stats,
         client.check,
     ]
-    os.kill(coordinator.pid, signal.SIGSTOP)
+    fixtures.stop(coordinator.pid)
     try:
         for call in calls:
             with pytest.raises(ipcsync.WaitTimeout) as caught:
@@ -342,7 +342,7 @@ def test_a_client_has_one_timeout_for_all_requests_and_each_call_may_say_another
             assert caught.value.timeout == 0.1
         assert client.point(data).generation == 1, "what is attached already asks nobody"
     finally:
-        os.kill(coordinator.pid, signal.SIGCONT)
+        fixtures.resume(coordinator.pid)
 
 
 @pytest.mark.parametrize(

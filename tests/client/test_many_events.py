@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,6 +11,7 @@ import pytest
 
 import ipcsync
 from ipcsync._session import connection
+from tests.faults import fixtures
 from tests.kit.until import until
 
 pytestmark = pytest.mark.driver
@@ -83,7 +82,7 @@ def test_a_quota_leaves_none_open(new_coordinator: NewCoordinator) -> None:
 @pytest.mark.own_coordinator
 def test_requests_that_were_sent_twice_are_done_once(client: ipcsync.Client, coordinator: ipcsync.Coordinator) -> None:
     before = client.messages_sent
-    os.kill(coordinator.pid, signal.SIGSTOP)
+    fixtures.stop(coordinator.pid)
     with ThreadPoolExecutor(1) as pool:
         opening = pool.submit(client.events, NAMES, recorder=True, depth=1, timeout=30)
         try:
@@ -92,7 +91,7 @@ def test_requests_that_were_sent_twice_are_done_once(client: ipcsync.Client, coo
                 "the first are sent again",
             )
         finally:
-            os.kill(coordinator.pid, signal.SIGCONT)
+            fixtures.resume(coordinator.pid)
         events = opening.result(30)
     assert [event.name for event in events] == NAMES
     assert client.stats()["requests"]["open"] == len(NAMES)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,7 +17,7 @@ from ipcsync._board.runtime_dir import SHUT
 from ipcsync._session import handshake
 from ipcsync._session.handshake import Reader
 from ipcsync._wire import endpoints
-from tests.faults.fixtures import Blocked
+from tests.faults import fixtures
 from tests.kit.until import DEADLINE_S
 
 _START = "start one with: ipcsync coordinator"
@@ -137,7 +136,7 @@ def test_a_coordinator_that_stands_still(
     one = new_coordinator(keeper=keeper)
     with Reader(one.endpoint, 10.0) as reader:
         pid = reader.stats()["pid"]
-        os.kill(pid, signal.SIGSTOP)
+        fixtures.stop(pid)
         try:
             with pytest.raises(ipcsync.ConnectError, match=said) as raised:
                 ipcsync.connect(one.endpoint, timeout=0.2)
@@ -146,19 +145,19 @@ def test_a_coordinator_that_stands_still(
             with pytest.raises(ipcsync.ConnectError, match=said):
                 reader.stats()
         finally:
-            os.kill(pid, signal.SIGCONT)
+            fixtures.resume(pid)
         reader.timeout = 10.0
         assert reader.stats()["pid"] == pid, "it goes on once there is an answer"
 
 
 def test_a_coordinator_whose_socket_was_removed(endpoint: str, coordinator: ipcsync.Coordinator) -> None:
     directory = Path(coordinator.runtime_dir)
-    os.kill(coordinator.pid, signal.SIGSTOP)  # or it makes another one
+    fixtures.stop(coordinator.pid)  # or it makes another one
     try:
         (directory / "coordinator.sock").unlink()
         assert f"serves {directory}, but its socket was removed" in handshake.why_no_answer(coordinator.endpoint)
     finally:
-        os.kill(coordinator.pid, signal.SIGCONT)
+        fixtures.resume(coordinator.pid)
 
 
 def test_a_reader_waits_while_a_coordinator_binds_its_socket(coordinator: ipcsync.Coordinator) -> None:
@@ -166,7 +165,7 @@ def test_a_reader_waits_while_a_coordinator_binds_its_socket(coordinator: ipcsyn
     shut = path.rename(f"{path}{SHUT}")  # as it is then
     try:
         with Reader(coordinator.endpoint, DEADLINE_S) as reader:
-            asking = Blocked(reader.stats, "_exchange")
+            asking = fixtures.Blocked(reader.stats, "_exchange")
             shut.rename(path)
             assert isinstance(asking.outcome(), dict)
     finally:

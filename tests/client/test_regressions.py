@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 import ipcsync
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from tests.faults import fixtures
 from tests.kit.peer import Peer
 from tests.kit.until import until
 
@@ -119,11 +118,11 @@ def test_a_beat_that_ends_an_attachment_does_not_wait_for_a_coordinator_that_is_
     point = waiter.point(bytes(event.record(ipcsync.Stream())))
     point.synchronize(10)
     event.close()
-    os.kill(coordinator.pid, signal.SIGSTOP)
+    fixtures.stop(coordinator.pid)
     try:
         del point  # the last of a finished event: the next beat ends the attachment
         with pytest.raises(ipcsync.WaitTimeout):
             waiter.event("other", timeout=4.0)  # for longer than its TTL no other request gets through
     finally:
-        os.kill(coordinator.pid, signal.SIGCONT)
+        fixtures.resume(coordinator.pid)
     assert waiter.list_sessions()

@@ -27,6 +27,7 @@ from ipcsync._wire import codec as wire
 from ipcsync._wire import messages
 from ipcsync.client.aio.event import AsyncPoint
 from ipcsync.client.point import _unpickle
+from tests.faults import fixtures
 from tests.kit.machine import FEW_WAKE_UPS, Machine
 from tests.kit.until import DEADLINE_S, until
 
@@ -39,11 +40,11 @@ NewClient = Callable[..., ipcsync.Client]
 def _stopped(client: ipcsync.Client) -> Iterator[None]:
     """The coordinator does not answer."""
     pid = int(client.stats(timeout=DEADLINE_S)["pid"])
-    os.kill(pid, signal.SIGSTOP)
+    fixtures.stop(pid)
     try:
         yield
     finally:
-        os.kill(pid, signal.SIGCONT)
+        fixtures.resume(pid)
 
 
 def _took(call: Callable[[], object]) -> float:
@@ -293,14 +294,14 @@ def test_the_first_use_of_an_unpickled_point_is_part_of_its_wait_in_asyncio(
                 "record": lambda: event.record(ipcsync.Stream(), timeout=0.1, after=[point]),
                 "replay": mine.replay({ipcsync.GraphWait(): point}, timeout=0.1).__aenter__,
             }
-            os.kill(pid, signal.SIGSTOP)
+            fixtures.stop(pid)
             began = time.monotonic()
             try:
                 with pytest.raises(ipcsync.WaitTimeout):
                     await calls[call]()
                 return time.monotonic() - began
             finally:
-                os.kill(pid, signal.SIGCONT)
+                fixtures.resume(pid)
 
     pid = int(client.stats()["pid"])
     assert _is_within(machine, 3.0, asyncio.run(scenario()))
@@ -312,7 +313,7 @@ def test_the_turn_of_a_thread_is_part_of_an_asyncio_requests_time(
     async def ask_with_all() -> float:
         async with ipcsync.aconnect(coordinator.endpoint) as client:
             pid = (await client.stats(timeout=DEADLINE_S))["pid"]
-            os.kill(pid, signal.SIGSTOP)
+            fixtures.stop(pid)
             try:
                 began = time.monotonic()
                 # Ten times as many as there are threads.
@@ -320,7 +321,7 @@ def test_the_turn_of_a_thread_is_part_of_an_asyncio_requests_time(
                 results = await asyncio.gather(*asked, return_exceptions=True)
                 took = time.monotonic() - began
             finally:
-                os.kill(pid, signal.SIGCONT)
+                fixtures.resume(pid)
         assert {type(result) for result in results} == {ipcsync.WaitTimeout}
         return took
 
@@ -333,7 +334,7 @@ def test_an_asyncio_request_that_gets_no_thread_in_its_time_ends_and_is_not_made
     async def ask_behind_all() -> tuple[float, list[str]]:
         async with ipcsync.aconnect(coordinator.endpoint) as client:
             pid = (await client.stats(timeout=DEADLINE_S))["pid"]
-            os.kill(pid, signal.SIGSTOP)
+            fixtures.stop(pid)
             try:
                 busy = [asyncio.ensure_future(client.stats(timeout=10 * DEADLINE_S)) for _ in range(16)]
                 began = time.monotonic()
@@ -342,7 +343,7 @@ def test_an_asyncio_request_that_gets_no_thread_in_its_time_ends_and_is_not_made
                 took = time.monotonic() - began
                 assert late.value.timeout == 0.3
             finally:
-                os.kill(pid, signal.SIGCONT)
+                fixtures.resume(pid)
             await asyncio.gather(*busy)
             return took, [info.name for info in await client.list_events()]
 
@@ -393,7 +394,7 @@ def test_a_connects_timeout_is_for_its_answer_and_its_lock_together(
     with ipcsync.connect(one.endpoint, timeout=DEADLINE_S) as last:
         board = os.open(last._session.lease.board.path, os.O_RDWR)
     assert files.try_lock(board, layout.HEADER)
-    os.kill(one.pid, signal.SIGSTOP)
+    fixtures.stop(one.pid)
     late = threading.Timer(1.5, os.kill, (one.pid, signal.SIGCONT))
     began = time.monotonic()
     late.start()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +16,7 @@ import ipcsync
 from ipcsync._threads import Job
 from ipcsync.testing import StreamGate
 from ipcsync.typing import EngineName
+from tests.faults import fixtures
 from tests.kit import driver_functions
 from tests.kit.until import until
 
@@ -39,11 +38,11 @@ def _assert_all_free(observer: ipcsync.Client) -> None:
 
 @contextmanager
 def _stopped(coordinator: ipcsync.Coordinator) -> Iterator[None]:
-    os.kill(coordinator.pid, signal.SIGSTOP)
+    fixtures.stop(coordinator.pid)
     try:
         yield
     finally:
-        os.kill(coordinator.pid, signal.SIGCONT)
+        fixtures.resume(coordinator.pid)
 
 
 # --- who waits ahead --------------------------------------------------------------------------------------------------

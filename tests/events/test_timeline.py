@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 import signal
 import threading
 import weakref
@@ -19,6 +18,7 @@ from ipcsync._board import INT64_MAX, SlotLine
 from ipcsync._board.layout import PAGE
 from ipcsync._native import context, pinned
 from ipcsync.testing import StreamGate
+from tests.faults import fixtures
 from tests.kit import boards, remote
 from tests.kit.driver_kit import code
 from tests.kit.peer import Peer
@@ -135,7 +135,7 @@ def test_what_was_lost_stays_lost_even_if_the_dead_recorders_write_comes_after_a
     recorder.call(remote.hold)
     recorder.call(remote.record, "e", "main", 2)
     point, earlier, line = event.at(2), event.at(1), _line(event)
-    os.kill(coordinator.pid, signal.SIGSTOP)  # it does not see the death yet
+    fixtures.stop(coordinator.pid)  # it does not see the death yet
     try:
         recorder.kill()
         with pytest.raises(ipcsync.RecorderLost):
@@ -146,7 +146,7 @@ def test_what_was_lost_stays_lost_even_if_the_dead_recorders_write_comes_after_a
             point.query()
         assert event.completed == 1
     finally:
-        os.kill(coordinator.pid, signal.SIGCONT)
+        fixtures.resume(coordinator.pid)
     until(lambda: event.state == "broken", "the death is told")
     _assert_lost(point)
     assert earlier.query(), "nobody was told yet that this one is lost, and the board says that it is complete"
@@ -213,7 +213,7 @@ def test_writes_still_queued_by_an_expired_recorder_deceive_nobody_and_are_writt
     recorder, event = expired
     line = _line(event)
     until(lambda: line.completed == INT64_MAX, "the word is released")
-    os.kill(coordinator.pid, signal.SIGSTOP)
+    fixtures.stop(coordinator.pid)
     try:
         recorder.call(remote.let_go)
         until(lambda: line.completed != INT64_MAX, "the queued writes pull the word down")
@@ -223,7 +223,7 @@ def test_writes_still_queued_by_an_expired_recorder_deceive_nobody_and_are_writt
                 event.at(generation).query()
         assert event.completed == 0
     finally:
-        os.kill(coordinator.pid, signal.SIGCONT)
+        fixtures.resume(coordinator.pid)
     until(lambda: line.completed == INT64_MAX, "the coordinator pulls the word up again")
     error = recorder.call(remote.error_of, remote.record, "e")
     assert error is not None

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +15,7 @@ from prometheus_client import generate_latest
 import ipcsync
 from ipcsync.testing import StreamGate
 from ipcsync_observer.sampler import Sampler
+from tests.faults import fixtures
 from tests.kit.machine import Machine
 from tests.kit.peer import Peer
 from tests.kit.until import until
@@ -246,7 +245,7 @@ def test_a_coordinator_that_does_not_answer_is_not_ready_and_then_is_again(
     observer: Observer, coordinator: ipcsync.Coordinator
 ) -> None:
     assert json.loads(observer.get("/healthz")[1]) == {"live": True, "ready": True, "problem": ""}
-    os.kill(coordinator.pid, signal.SIGSTOP)
+    fixtures.stop(coordinator.pid)
     try:
         observer.until(lambda state: not state["ready"], "the silence is seen")
         health = json.loads(observer.get("/healthz")[1])
@@ -254,7 +253,7 @@ def test_a_coordinator_that_does_not_answer_is_not_ready_and_then_is_again(
         assert not health["ready"]
         assert health["problem"]
     finally:
-        os.kill(coordinator.pid, signal.SIGCONT)
+        fixtures.resume(coordinator.pid)
     observer.until_ready()
 
 
