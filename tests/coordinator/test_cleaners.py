@@ -42,6 +42,7 @@ def served(request: pytest.FixtureRequest, directory: Path, tmp_path: Path) -> I
 @pytest.fixture
 def served_client(served: subprocess.Popen[bytes], directory: Path) -> Iterator[ipcsync.Client]:
     with ipcsync.connect(endpoints.endpoint_in(str(directory)), name="old", timeout=DEADLINE_S) as one:
+        one.timeout = DEADLINE_S  # a busy machine may take some seconds for the start of another coordinator
         yield one
 
 

@@ -65,7 +65,7 @@ def test_none_is_made_for_the_whole_life_of_timeline_events(
         lost.wait(stream)
         assert contexts() == 0
         os.kill(int(client.stats()["pid"]), signal.SIGKILL)
-        assert client.stats()["starts"] == 2
+        assert client.stats(timeout=DEADLINE_S)["starts"] == 2
         peer.kill()
         with pytest.raises(ipcsync.RecorderLost):
             lost.synchronize(DEADLINE_S)

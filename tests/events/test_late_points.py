@@ -18,7 +18,7 @@ from tests.events.stage import NewClient
 from tests.faults import actions
 from tests.kit import remote
 from tests.kit.peer import Peer
-from tests.kit.until import until
+from tests.kit.until import DEADLINE_S, until
 
 pytestmark = [pytest.mark.core, pytest.mark.driver, pytest.mark.keeper]
 
@@ -175,7 +175,7 @@ def test_a_later_coordinator_knows_how_it_ended(
         _end(peer, "died", client)
         starts = client.stats()["starts"]
         os.kill(client.stats()["pid"], signal.SIGKILL)
-        until(lambda: client.stats()["starts"] > starts, "the next coordinator serves")
+        until(lambda: client.stats(timeout=DEADLINE_S)["starts"] > starts, "the next coordinator serves")
         assert client.point(data).query()
         with pytest.raises(ipcsync.RecorderLost) as raised:
             client.point(_next(data)).query()

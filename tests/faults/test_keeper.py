@@ -64,8 +64,15 @@ def kept(script: Path) -> Iterator[Coordinator]:
 
 @pytest.fixture
 def client(kept: Coordinator) -> Iterator[ipcsync.Client]:
-    with ipcsync.connect(kept.endpoint, name="client", timeout=20.0) as one:
+    with _connect(kept.endpoint, "client") as one:
         yield one
+
+
+def _connect(endpoint: str, name: str) -> ipcsync.Client:
+    """A client that waits for as long as a busy machine may take to start another coordinator."""
+    one = ipcsync.connect(endpoint, name=name, timeout=DEADLINE_S)
+    one.timeout = DEADLINE_S
+    return one
 
 
 def _pid(client: ipcsync.Client) -> int:
@@ -117,7 +124,7 @@ def test_row_54_an_idle_coordinators_death_ends_nothing(kept: Coordinator, clien
 
 @_ENGINES
 def test_row_54_calls_that_are_blocked_in_every_way_go_on(client: ipcsync.Client, engine: EngineName) -> None:
-    with ipcsync.connect(client.endpoint, name="other", timeout=20.0) as other:
+    with _connect(client.endpoint, "other") as other:
         event = client.event("one", recorder=True, engine=engine, depth=1)
         seen = other.event("one", engine=engine)
         wait = Blocked(lambda: seen.at(1).wait(timeout=DEADLINE_S))
@@ -143,7 +150,7 @@ def test_row_54_who_watches_is_told_of_the_restart_and_misses_no_change(client: 
             if notice.name == "last":
                 return
 
-    with ipcsync.connect(client.endpoint, name="other", timeout=20.0) as other:
+    with _connect(client.endpoint, "other") as other:
         thread = threading.Thread(target=watch, daemon=True)
         thread.start()
         until(lambda: notices, "the first snapshot")
@@ -192,7 +199,7 @@ def test_row_54_without_a_descriptor_to_start_another_with_the_keeper_waits_unti
 def test_row_54_a_spare_that_dies_counts_for_nothing(script: Path, when: str) -> None:
     with (
         fixtures.launch_patched("scripted", fixtures.private_dir(), "--keeper", "--spare") as kept,
-        ipcsync.connect(kept.endpoint, timeout=20.0) as client,
+        _connect(kept.endpoint, "client") as client,
         client.event("held", recorder=True) as event,
     ):
         pid = _pid(client)
@@ -235,7 +242,7 @@ class _Requests:
 
     def __init__(self, client: ipcsync.Client) -> None:
         self.client = client
-        self.other = ipcsync.connect(client.endpoint, name="other", timeout=20.0)
+        self.other = _connect(client.endpoint, "other")
         self.count = 0
 
     def create(self) -> None:
@@ -261,7 +268,7 @@ class _Requests:
         assert self.client.stream(f"stream-{self.count}", priority=-1) is not None
 
     def connect_and_say_goodbye(self) -> None:
-        with ipcsync.connect(self.client.endpoint, name="guest", timeout=20.0) as guest:
+        with _connect(self.client.endpoint, "guest") as guest:
             guest.event("of a guest", recorder=True).record()
 
     def die(self) -> None:
@@ -280,7 +287,7 @@ _held: list[Any] = []
 
 
 def _hold(endpoint: str) -> None:
-    client = ipcsync.connect(endpoint, name="dies", timeout=20.0)
+    client = _connect(endpoint, "dies")
     event = client.event("of the dead", recorder=True)
     event.record()
     _held.extend([client, event])
@@ -412,7 +419,7 @@ sys.stdin.readline()
 
 
 def _record_forever(endpoint: str, engine: EngineName) -> int:
-    client = ipcsync.connect(endpoint, name="theirs", timeout=20.0)
+    client = _connect(endpoint, "theirs")
     event = client.event("theirs", recorder=True, engine=engine)
     event.record()
     _held.extend([client, event])
@@ -433,7 +440,7 @@ def test_row_56_a_waiter_that_dies_while_there_is_no_coordinator_is_let_go_of(cl
 
 
 def _attach(endpoint: str) -> None:
-    client = ipcsync.connect(endpoint, name="waiter", timeout=20.0)
+    client = _connect(endpoint, "waiter")
     _held.extend([client, client.event("ours")])
 
 
@@ -666,7 +673,7 @@ def test_row_58_behind_a_use_that_the_board_has_otherwise_nothing_passes(
 def test_row_58_a_free_slot_that_the_board_has_otherwise_lets_no_later_wait_pass(
     new_coordinator: Callable[..., Coordinator],
 ) -> None:
-    with ipcsync.connect(new_coordinator(keeper=True, pool=1).endpoint) as client:  # so that the slot is used again
+    with _connect(new_coordinator(keeper=True, pool=1).endpoint, "client") as client:  # so that the slot is used again
         _use_a_free_slot_again(client)
 
 

@@ -148,7 +148,7 @@ def test_row_54_the_next_one_needs_no_working_directory(tmp_path: Path) -> None:
         with ipcsync.connect(f"ipc://{directory}/coordinator.sock", timeout=DEADLINE_S) as client:
             started_in.rmdir()
             os.kill(client.stats()["pid"], signal.SIGKILL)
-            until(lambda: client.stats(timeout=5.0)["starts"] == 2, "the next one")
+            until(lambda: client.stats(timeout=DEADLINE_S)["starts"] == 2, "the next one")
         keeper.terminate()
         assert keeper.wait(DEADLINE_S) == 0
 

@@ -24,7 +24,7 @@ from tests.kit.driver_functions import held_up
 from tests.kit.failing import Failing
 from tests.kit.peer import Peer
 from tests.kit.scripts import run
-from tests.kit.until import until
+from tests.kit.until import DEADLINE_S, until
 
 pytestmark = [pytest.mark.driver, pytest.mark.keeper]
 
@@ -215,7 +215,7 @@ def test_a_coordinator_that_its_keeper_replaces_amid_a_replay_is_not_seen(
     with ipcsync.connect(coordinator.endpoint) as client:
         starts, pid = client.stats()["starts"], client.stats()["pid"]
         os.kill(pid, signal.SIGKILL)
-        until(lambda: client.stats()["starts"] > starts, "another one serves")
+        until(lambda: client.stats(timeout=DEADLINE_S)["starts"] > starts, "another one serves")
     pair.sending.call(do.let_go)
     assert [pair.third.call(do.outcome, point)[0] for point in points] == ["complete"] * LAYERS
     pair.expect(3)

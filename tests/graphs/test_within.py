@@ -333,7 +333,7 @@ def test_a_coordinator_that_its_keeper_replaces_within_the_block_is_not_seen(
         with StreamGate(one.sender.stream), one.replay(one.sender.send(2)) as replay:
             starts, pid = one.client.stats()["starts"], one.client.stats()["pid"]
             os.kill(pid, signal.SIGKILL)
-            until(lambda: one.client.stats()["starts"] > starts, "another one serves")
+            until(lambda: one.client.stats(timeout=DEADLINE_S)["starts"] > starts, "another one serves")
             one.layers.launch()
         replay[one.layers.records[0]].synchronize(DEADLINE_S)
         assert one.layers.found() == [2]
