@@ -373,9 +373,10 @@ def test_a_cancelled_resume_leaves_no_thread(coordinator: ipcsync.Coordinator) -
         async with ipcsync.aconnect(coordinator.endpoint) as client:
             reservation, stream = await client.reserve(engine="timeline"), ipcsync.Stream()
             with StreamGate(stream):
-                point = await client.point(bytes(reservation.point))
-                point._point._bound().engine.wait(1, stream, None, True)
+                engine = (await client.point(bytes(reservation.point)))._point._bound().engine
+                engine.wait(1, stream, None, True)
                 await reservation.close()  # what the stream is to wait for is lost, and it does not get there
+                await turns_until(lambda: engine.state != "open", "the close is told, which may wait for half a second")
                 before = threads_named("ipcsync-alone")
                 task = asyncio.create_task(client.resume(stream))
                 await turns_until(lambda: threads_named("ipcsync-alone") - before, "it is under way")

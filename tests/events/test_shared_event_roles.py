@@ -73,7 +73,7 @@ def test_the_role_is_kept_for_good_even_if_its_recorder_never_records(new_client
     first, second = new_client(), new_client()
     waiting = second.event("e")
     first.event("e", recorder=True).close()
-    assert waiting.state == "closed"
+    until(lambda: waiting.state == "closed", "the close is told, for which it waits half a second at most")
     with pytest.raises(ipcsync.RecorderLost):
         waiting.at(1).query()
     with second.event("e", recorder=True) as anew:
@@ -95,7 +95,7 @@ def test_two_objects_share_one_attachment_that_ends_with_the_last(client: ipcsyn
     assert second.state == "open"
     assert not second.at(1).query()
     second.close()
-    assert client.list_events("e") == []
+    until(lambda: client.list_events("e") == [], "the close is told")
 
 
 def test_each_object_records_only_if_it_was_opened_for_that(client: ipcsync.Client, engine: EngineName) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.kit.until import until
+from tests.kit.until import DEADLINE_S, until
 
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 PERIOD_S = 0.1
@@ -40,7 +40,7 @@ class Observer:
     def get(self, path: str, **headers: str) -> tuple[int, str]:
         """Status and text of an answer."""
         try:
-            with DIRECT.open(urllib.request.Request(self.url + path, headers=headers), timeout=10) as response:
+            with DIRECT.open(urllib.request.Request(self.url + path, headers=headers), timeout=DEADLINE_S) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -75,7 +75,7 @@ class Observer:
 
     def stop(self) -> int:
         self.process.terminate()
-        return self.process.wait(10)
+        return self.process.wait(DEADLINE_S)
 
 
 @contextmanager
@@ -92,4 +92,4 @@ def running(directory: Path) -> Iterator[Callable[..., Observer]]:
     finally:
         for one in started:
             one.process.kill()
-            one.process.wait(10)
+            one.process.wait(DEADLINE_S)

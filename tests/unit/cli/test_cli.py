@@ -48,7 +48,7 @@ def run_on_terminal(*arguments: str, **env: str) -> str:
     os.close(theirs)
     written = b"".join(_until_end(ours))
     os.close(ours)
-    assert process.wait(60) == 0
+    assert process.wait(60) == 0, written.decode()
     return written.decode()
 
 
