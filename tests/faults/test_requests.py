@@ -170,6 +170,7 @@ def test_row_17_closing_twice_does_nothing(new_coordinator: NewCoordinator) -> N
         event = client.event("e", recorder=True)
         event.close()
         event.close()
+        until(lambda: client.list_events() == [], "the close is told")
         token = raw.hello().token
         held = raw.ask(messages.Open("e", recorder=True), token, messages.Attachment)
         for _ in range(3):
@@ -235,6 +236,7 @@ def test_row_17_a_second_recorder_is_refused_until_the_first_has_closed(
     assert client.stats()["refusals"]["RecorderTaken"] == 1
     event.record(ipcsync.Stream()).synchronize(10)
     event.close()
+    until(lambda: client.list_events() == [], "the close is told")
     assert peer.call(_open_as_recorder, coordinator.endpoint, "e") == ("opened", "second")
 
 
