@@ -212,8 +212,8 @@ def test_no_alert_fires_on_a_healthy_coordinator(observer: Observer, client: ipc
         event.record().synchronize(10)
         observer.until(lambda state: state["events"], "what there is, is seen: the rest goes on as between two looks")
         assert_no_alert(observer, tmp_path)
-    refusals = set(client.stats()["refusals"])
-    assert refusals <= {"late"}, "who asks for a bridge is refused nothing, but a close on a machine that stood still"
+    refused = set(client.stats()["refusals"]) - {"late", "handshake"}  # of a machine that stood still
+    assert not refused, "who only asks for a bridge is refused nothing"
 
 
 # --- health, and the coordinator's life -------------------------------------------------------------------------------
