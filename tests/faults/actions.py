@@ -176,9 +176,9 @@ def die_in_record(name: str, step: str) -> None:
     record(name)
 
 
-def stop_before_queued(point: str) -> None:
-    """SIGSTOP inside a wait, right before the driver's call that queues it on this peer's stream."""
-    signal_at_step(("cuStreamWaitEvent",), [signal.SIGSTOP])
+def stop_before_queued(point: str, step: str = "cuStreamWaitEvent") -> None:
+    """SIGSTOP inside a wait, right before the driver's call that queues it on this peer's stream, or another step."""
+    signal_at_step((step,), [signal.SIGSTOP])
     wait_on_stream(point)
 
 

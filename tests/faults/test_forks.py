@@ -486,6 +486,33 @@ def test_row_31_a_signals_handler_that_forks_amid_a_call_is_told_in_the_child(
     )
 
 
+def _fork_in_a_callback(endpoint: str) -> tuple[bytes, int]:
+    """Who calls the callbacks that are due while the first one forks, and how the child ends, which returns from it."""
+    client, stream, pids = ipcsync.connect(endpoint), ipcsync.Stream(), list[int]()
+    event, said = client.event(f"called-{os.getpid()}", recorder=True), list[bytes]()
+    reading, writing = os.pipe()
+
+    def fork(_: ipcsync.Point) -> None:
+        until(lambda: len(client._session.waits._due) == 2, "the others are due")
+        pids.append(FORK_BY["os.fork"]())
+
+    def say(_: ipcsync.Point) -> None:
+        said.append(b"parent " if pids[0] else b"child ")
+        os.write(writing, said[-1])
+
+    with client:
+        with StreamGate(stream):
+            for call in (fork, say, say):
+                event.record(stream).add_done_callback(call)
+        until(lambda: len(said) == 2, "the parent calls them")
+        _, status = until(lambda: any(found := os.waitpid(pids[0], os.WNOHANG)) and found, "the child ends")
+    return os.read(reading, 100), os.waitstatus_to_exitcode(status)
+
+
+def test_row_31_a_child_that_a_callback_forks_calls_no_other_one(endpoint: str, peer: Peer) -> None:
+    assert peer.call(_fork_in_a_callback, endpoint) == (b"parent parent ", 0)
+
+
 # --- before first use -------------------------------------------------------------------------------------------------
 
 

@@ -170,6 +170,29 @@ def test_one_who_is_killed_there_is_not_waited_for(
     until(lambda: not line.hazards(), "the coordinator has retracted the hazard")
 
 
+def _hold_up_for_long(
+    coordinator: ipcsync.Coordinator, recorder: Peer, waiter: Peer, complete: int, pending: int, step: str
+) -> None:
+    """The waiter's wait for generation 1 was stopped at that step while the ring of two went round."""
+    recorder.call(actions.connect, coordinator.endpoint, "recorder")
+    recorder.call(actions.open_event, "e", "event", depth=2)
+    recorder.call(_be_impatient)
+    recorder.call(remote.hold)
+    first = recorder.call(actions.record, "e")
+    waiter.call(actions.connect, coordinator.endpoint, "waiter")
+    waiter.call(actions.take, first, "first")
+    waiter.begin(actions.stop_before_queued, "first", step)
+    until(lambda: state_of(waiter.pid) == "T", "the waiter stopped")
+    recorder.call(remote.let_go)
+    recorder.call(remote.record, "e", "main", complete)
+    recorder.call(_until_complete)
+    recorder.call(remote.hold, "held")
+    recorder.call(remote.record, "e", "held", pending)
+    resume(waiter.pid)
+    waiter.result()
+    waiter.call(actions.open_event, "behind", "event")
+
+
 @pytest.mark.parametrize(("records", "is_lost"), [(1, False), (2, True)])
 def test_one_who_is_stopped_there_for_long_is_behind_the_record_that_its_stream_waits_for(
     coordinator: ipcsync.Coordinator,
@@ -179,26 +202,33 @@ def test_one_who_is_stopped_there_for_long_is_behind_the_record_that_its_stream_
     is_lost: bool,
 ) -> None:
     recorder, waiter = new_peer(), new_peer(IPCSYNC_HOST_DEATH="pending")  # whose stream never ends
-    recorder.call(actions.connect, coordinator.endpoint, "recorder")
-    recorder.call(actions.open_event, "e", "event", depth=2)
-    recorder.call(_be_impatient)
-    recorder.call(remote.hold)
-    first = recorder.call(actions.record, "e")
-    waiter.call(actions.connect, coordinator.endpoint, "waiter")
-    waiter.call(actions.take, first, "first")
-    waiter.begin(actions.stop_before_queued, "first")
-    until(lambda: state_of(waiter.pid) == "T", "the waiter stopped")
-    recorder.call(remote.let_go)
-    recorder.call(_until_complete)
-    recorder.call(remote.hold, "held")
-    recorder.call(remote.record, "e", "held", records)
-    resume(waiter.pid)
-    waiter.result()
-    waiter.call(actions.open_event, "behind", "event")
+    _hold_up_for_long(coordinator, recorder, waiter, 0, records, "cuStreamWaitEvent")
     point = client.point(waiter.call(actions.record, "behind"))
     os.kill(recorder.pid, signal.SIGKILL)
     outcomes = actions.error_of(point.synchronize, 20), waiter.call(_outcome_of_resume)
     assert outcomes == (("RecorderLost", "WaitTimeout") if is_lost else ("", ""))
+
+
+@pytest.mark.parametrize(
+    ("step", "complete", "pending"),
+    [
+        pytest.param("cuStreamWaitEvent", 2, 1, id="the last record is on another CUDA event"),
+        pytest.param("mark", 0, 2, id="it waits already"),
+    ],
+)
+def test_one_who_is_stopped_there_for_long_is_not_behind_a_record_that_its_stream_does_not_wait_for(
+    coordinator: ipcsync.Coordinator,
+    client: ipcsync.Client,
+    new_peer: Callable[..., Peer],
+    step: str,
+    complete: int,
+    pending: int,
+) -> None:
+    recorder, waiter = new_peer(), new_peer()
+    _hold_up_for_long(coordinator, recorder, waiter, complete, pending, step)
+    os.kill(recorder.pid, signal.SIGKILL)
+    until_lost(client, "pidfd")
+    client.point(waiter.call(actions.record, "behind")).synchronize(20)
 
 
 def _be_impatient() -> None:
@@ -206,7 +236,7 @@ def _be_impatient() -> None:
 
 
 def _until_complete() -> None:
-    until(lambda: remote.event("e").completed, "the first, as the board says")
+    until(lambda: remote.event("e").completed == remote.event("e").generation, "all so far, as the board says")
 
 
 def _outcome_of_resume() -> str:

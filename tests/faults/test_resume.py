@@ -14,9 +14,10 @@ import ipcsync
 from ipcsync._engines import queued
 from ipcsync.testing import StreamGate
 from tests.faults import actions
+from tests.graphs.stage import Standing
 from tests.kit import driver_functions
 from tests.kit.peer import Peer
-from tests.kit.until import until
+from tests.kit.until import DEADLINE_S, until
 
 _kept: dict[str, Any] = {}
 
@@ -163,3 +164,20 @@ def test_a_record_on_a_stream_that_is_resumed_is_good_whether_the_event_that_it_
     for stream in streams:
         client.resume(stream, 30)
     later.record(streams[1]).synchronize(30)
+
+
+@pytest.mark.parametrize("handle", [1, pytest.param(2, marks=pytest.mark.thorough)], ids=["legacy", "per-thread"])
+def test_a_default_stream_is_resumed_once_it_is_idle_though_the_driver_refused_the_wait_and_its_marker(
+    new_client: Callable[[], ipcsync.Client], handle: int
+) -> None:
+    standing, client, stream = Standing(new_client), new_client(), ipcsync.ExternalStream(handle, device=0)
+    point = client.point(standing.data)
+    refused = driver_functions.refused_once("cuStreamWaitEvent") | driver_functions.refused_once("cuEventRecord", 1)
+    with standing.gate:
+        with driver_functions.replaced(refused), pytest.raises(ipcsync.DriverError):
+            point.wait(stream)
+        standing.lose(point)
+        with StreamGate(stream), pytest.raises(ipcsync.WaitTimeout):
+            client.resume(stream, 0)
+        client.resume(stream, DEADLINE_S)
+    client.record(stream).synchronize(DEADLINE_S)

@@ -296,3 +296,28 @@ def test_a_replay_that_waits_for_the_turn_of_a_points_event_ends_with_the_record
     assert isinstance(holds.raised(), ipcsync.RecorderLost)
     peer.call(remote.let_go)
     finish(stream)
+
+
+def test_a_replay_that_waits_for_the_turn_of_a_good_points_event_is_not_behind_a_later_lost_one(
+    client: ipcsync.Client, new_client: Callable[[], ipcsync.Client]
+) -> None:
+    theirs, event = new_client(), client.event("e", recorder=True, engine="timeline")
+    first, second, launch, wait = ipcsync.Stream(), ipcsync.Stream(), ipcsync.Stream(), ipcsync.GraphWait()
+    captured(launch, lambda: wait.capture(launch))
+    theirs.event("theirs", recorder=True, engine="timeline")
+    client.event("theirs")._engine.wait(1, second, None, True)
+    with StreamGate(first):
+        good, lost = event.record(first), event.record(second)
+        theirs.close()
+        with pytest.raises(ipcsync.RecorderLost):
+            lost.synchronize(10)
+        with held_up("cuStreamWaitValue64") as held:
+            holds = Failing(lambda: good.wait(ipcsync.Stream()))
+            held.wait()
+            with pytest.raises(ipcsync.WaitTimeout, match="another thread's call"):
+                client.replay({wait: good}, stream=launch, timeout=0.2).__enter__()
+        holds.join()
+        with client.replay({wait: good}, stream=launch, timeout=10):
+            pass
+    finish(launch)
+    client.resume(second, 10)

@@ -793,6 +793,28 @@ def test_row_65_a_refused_replay_is_behind_nothing_pending_either(new_client: Ne
         client.resume(stream, DEADLINE_S)
 
 
+def test_a_replay_is_behind_this_processs_own_record_though_its_client_was_lost(
+    new_client: NewClient,
+) -> None:
+    lost, client, streams = new_client("lost"), new_client("main"), [ipcsync.Stream() for _ in range(2)]
+    wait, record = ipcsync.GraphWait(), ipcsync.GraphRecord()
+    captured(streams[1], lambda: wait.capture(streams[1]), lambda: record.capture(streams[1]))
+    later, free = (client.event(name, recorder=True, engine="timeline") for name in ("later", "free"))
+    complete = free.record(ipcsync.Stream())
+    with StreamGate(streams[0]):
+        point = lost.event("e", recorder=True, engine="event").record(streams[0])
+        point.wait(streams[1])
+        lost._session.lease.mark.give_up()  # as the kernel does of a process that ends
+        until(lambda: not lost.is_connected, "its loss")
+        with pytest.raises(ipcsync.RecorderLost):  # it would be lost
+            client.replay({wait: complete}, {record: later}, stream=streams[1], timeout=20).__enter__()
+        with client.replay({wait: complete}, stream=streams[1], timeout=20):
+            pass
+        assert not streams[1].query()
+    finish(streams[1])
+    client.resume(streams[1], DEADLINE_S)
+
+
 def _is_interrupted_at(number: int, function: Callable[[], object]) -> bool:
     """Whether an exception before that line of `graphs` that is run, counted from 0, ended it."""
     lines = count()
