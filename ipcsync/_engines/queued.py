@@ -80,9 +80,9 @@ def _look_at(waits: list[Wait], what: str) -> str:
 def _holds_up(wait: Wait, loss: Loss) -> bool:
     """Whether the wait's stream may stand still for ever, by this loss: nobody releases it; asks the driver.
 
-    This session's own record ends, unless it depends on something lost itself.
+    This session's own record ends, unless it depends on something itself, which may be lost.
     """
-    is_own = wait.view.is_recorder and loss.cause != "behind"
+    is_own = wait.view.is_recorder and loss.cause != "behind" and not (wait.view.chain and wait.view.chain.is_needed)
     if wait.view.kind != "event" or not wait.stream or is_own:
         return False
     try:

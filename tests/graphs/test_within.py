@@ -793,26 +793,31 @@ def test_row_65_a_refused_replay_is_behind_nothing_pending_either(new_client: Ne
         client.resume(stream, DEADLINE_S)
 
 
-def test_a_replay_is_behind_this_processs_own_record_though_its_client_was_lost(
-    new_client: NewClient,
+@pytest.mark.parametrize("is_lost_before", [True, False])
+@pytest.mark.parametrize("who", ["main", "lost"])
+def test_row_65_behind_a_lost_clients_record_that_may_stand_itself_nothing_waits_for_ever(
+    new_client: NewClient, who: str, is_lost_before: bool
 ) -> None:
-    lost, client, streams = new_client("lost"), new_client("main"), [ipcsync.Stream() for _ in range(2)]
-    wait, record = ipcsync.GraphWait(), ipcsync.GraphRecord()
-    captured(streams[1], lambda: wait.capture(streams[1]), lambda: record.capture(streams[1]))
-    later, free = (client.event(name, recorder=True, engine="timeline") for name in ("later", "free"))
-    complete = free.record(ipcsync.Stream())
-    with StreamGate(streams[0]):
-        point = lost.event("e", recorder=True, engine="event").record(streams[0])
-        point.wait(streams[1])
-        lost._session.lease.mark.give_up()  # as the kernel does of a process that ends
-        until(lambda: not lost.is_connected, "its loss")
-        with pytest.raises(ipcsync.RecorderLost):  # it would be lost
-            client.replay({wait: complete}, {record: later}, stream=streams[1], timeout=20).__enter__()
-        with client.replay({wait: complete}, stream=streams[1], timeout=20):
-            pass
-        assert not streams[1].query()
-    finish(streams[1])
-    client.resume(streams[1], DEADLINE_S)
+    standing, wait = Standing(new_client), ipcsync.GraphWait()
+    clients, (above, stream) = {name: new_client(name) for name in ("main", "lost")}, (ipcsync.Stream() for _ in "ab")
+    captured(stream, lambda: wait.capture(stream))
+    complete = clients["main"].event("free", recorder=True, engine="timeline").record(ipcsync.Stream())
+    seen = clients["main"].point(standing.data)
+    with standing.gate:
+        clients[who].point(standing.data).wait(above)
+        clients["lost"].event("e", recorder=True, engine="event").record(above).wait(stream)
+        if is_lost_before:
+            standing.lose(seen)
+        clients["lost"]._session.lease.mark.give_up()  # as the kernel does of a process that ends
+        until(lambda: not clients["lost"].is_connected, "its loss")
+        if not is_lost_before:
+            standing.lose(seen)
+        with pytest.raises(ipcsync.RecorderLost, match=r"the replay may never be done: .* captured anew"):
+            clients["main"].replay({wait: complete}, stream=stream, timeout=20).__enter__()
+        with pytest.raises(ipcsync.RecorderLost):
+            stream.synchronize(DEADLINE_S)
+    for each in (above, stream):
+        clients["main"].resume(each, DEADLINE_S)
 
 
 def _is_interrupted_at(number: int, function: Callable[[], object]) -> bool:

@@ -297,7 +297,7 @@ cdef class Lane:
             behind += latest((<Lane>bracket.others[index].lane).drainer_id)
         behind = [wait for wait in behind if wait.view.kind == "event" and not wait.has_passed()]
         for wait in behind:  # as L is about to be, perhaps for ever
-            if isinstance(wait.known_outcome(), Loss) and not (wait.view.is_recorder and wait.outcome.cause != "behind"):
+            if isinstance(wait.known_outcome(), Loss):
                 raise wait.outcome.error_behind(wait.label, "the replay", wait.view.name, wait.generation, ANEW)
         for index in range(bracket.fed):
             core = <Core>bracket.uses[index].core

@@ -76,7 +76,7 @@ cdef class Released:
     If the coordinator is lost, a use is released although some streams are not.
     """
 
-    cdef readonly object name, label, kind
+    cdef readonly object name, label, kind, chain  # the last: None
     cdef readonly bint is_recorder
     cdef Lock asking  # held while the driver is asked about the marker
     cdef Marker marker  # without an event: the stream is past them
