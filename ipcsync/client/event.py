@@ -94,7 +94,7 @@ class SharedEvent(EventBase, EventView[Point], Closing):
         """Close this object. The last one over the attachment ends that, and wakes this process's waits on it.
 
         A recorder's close finishes the event: its name is free, and waits for later generations raise RecorderLost. It
-        waits up to a second for calls of other threads, and as long for the coordinator. A second call, and a call in a
+        waits up to a second for calls of other threads, and half as long for the coordinator. A second call, and one in a
         forked child, do nothing.
         """
         if not fork.is_in_bad_fork():
