@@ -449,6 +449,8 @@ class Session:
         self.attachments.beat()
         self.driving.standing_s()
         self.driving.wake()
+        with suppress(QuotaExceeded):
+            self.waits.watch()
         if not self.lease.is_judged:  # behind the first goodbye; one amid a close would give back what is in use
             if not self._has_said_goodbye:
                 self._say_goodbye(_BEAT_S)

@@ -53,29 +53,29 @@ class Pending:
         self._error: Exception | None = None
         self._failing_since = 0.0
 
-    def has_ended(self) -> bool:
+    def has_ended(self, may_ask: bool = True) -> bool:
         try:
-            has_ended = self._look()
+            has_ended = self._look(may_ask)
         except Exception as error:  # noqa: BLE001 - the waiter gets it
             self._error = error
             return not (self.is_callback and self._may_pass(error))
         self._failing_since = 0.0  # the error stays: another thread may have ended this by it just now
         return has_ended
 
-    def _look(self) -> bool:
-        """Whether the point is complete, or recorded. Raises the error that ends the wait."""
+    def _look(self, may_ask: bool) -> bool:
+        """Whether it is complete, or recorded: by the board, unless it `may_ask` the driver. Raises what ends it."""
+        now = time.monotonic_ns()
+        if now >= self._next_check or not may_ask:  # of a dead recorder's work the driver would be asked below
+            self._next_check = now + _CHECK_NS
+            self.engine.check_liveness(self._generation)
         if self._check is not None:
             self.engine.check()
             self._check()
             with suppress(WaitTimeout):
                 self.engine.await_recorded(self._generation, 0, self._timeout)
                 return True
-        elif self.engine.query(self._generation, False):
+        elif (may_ask or self.engine.outcome_of(self._generation)) and self.engine.query(self._generation, False):
             return True
-        now = time.monotonic_ns()
-        if now >= self._next_check:
-            self._next_check = now + _CHECK_NS
-            self.engine.check_liveness(self._generation)
         if now >= self._deadline:
             is_recorded = self.engine.generation >= self._generation
             self.engine.raise_timeout(self._generation, self._timeout, "complete" if is_recorded else "recorded")
@@ -132,7 +132,7 @@ class Waits:
         self._doing: dict[Worker, tuple[float, Engine | None, int]] = {}
         """What may take long: by when it should be over, whose driver call it is, the id of its thread."""
         self._looker = self._new_looker()
-        self._watch = Worker("ipcsync-watch", self._needs_watch, self._replace_stuck)
+        self._watch = Worker("ipcsync-watch", lambda: bool(self._waiting), self._replace_stuck)
         self._caller = self._new_caller()
 
     def add(self, pending: Pending, notify: Callable[[Exception | None], object], *, is_callback: bool = False) -> None:
@@ -143,9 +143,9 @@ class Waits:
         pending.notify, pending.is_callback = notify, is_callback
         self._waiting[pending] = None
         try:
+            if len(self._waiting) > 1 or self._looker in self._doing:  # which may not return
+                self.watch()
             self._looker.ensure()
-            if self._needs_watch():
-                self._watch.ensure()
         except BaseException:
             self.remove(pending)
             raise
@@ -182,30 +182,30 @@ class Waits:
         doing = self._doing.copy().items()
         return {engine for worker, (_, engine, _) in doing if engine and worker is not self._looker}
 
-    def _needs_watch(self) -> bool:
-        """Whether anything waits that the looker is not asking about now: that may not return."""
-        _, asked, _ = self._doing.get(self._looker, (0.0, None, 0))
-        waiting = self._waiting.copy()
-        return len(waiting) > 1 or (asked is not None and all(each.engine is not asked for each in waiting))
+    def watch(self) -> None:
+        """Have looks that do not return replaced while anything waits: for each beat, and for what is not alone."""
+        if self._waiting:
+            self._watch.ensure()
 
     def _replace_stuck(self) -> None:
         time.sleep(_WATCH_S)
         looker = self._looker
-        if len(self._asked_by_others()) < _LOOKERS - 1 and self._is_stuck(looker):
+        if len(self._asked_by_others()) < _LOOKERS and self._is_stuck(looker):
             looker = self._new_looker(looker)
         with suppress(RuntimeError):  # no further thread can start
             looker.ensure()
 
     def _poll(self, looker: Worker) -> None:
-        blocked = self._asked_by_others()
-        waiting = [pending for pending in list(self._waiting) if pending.engine not in blocked]
+        others, waiting = self._asked_by_others(), list(self._waiting)
+        blocked = others if len(others) < _LOOKERS else {pending.engine for pending in waiting}  # the last asks nothing
+        free = [pending for pending in waiting if pending.engine not in blocked]
         began = time.monotonic()
         # Asked from the last to the first, reported from the first to the last: of two waits that end at this moment,
         # the one that was added first is first.
         over = []
         for pending in reversed(waiting):
             self._begin(looker, _LOOK_S, pending.engine)
-            if pending.has_ended():
+            if pending.has_ended(pending.engine not in blocked):
                 over.append(pending)
             del self._doing[looker]
             if looker is not self._looker:
@@ -224,10 +224,10 @@ class Waits:
             return
         # The first is the most likely to end first. With many waits, looking takes half of the time at most.
         took = time.monotonic() - began
-        if waiting:
-            seconds = _ALONE_S if len(waiting) == 1 else max(_AMONG_S, took)
-            self._begin(looker, seconds + _LOOK_S, waiting[0].engine)
-            waiting[0].pause(seconds)
+        if free:
+            seconds = _ALONE_S if len(free) == 1 else max(_AMONG_S, took)
+            self._begin(looker, seconds + _LOOK_S, free[0].engine)
+            free[0].pause(seconds)
             del self._doing[looker]
         elif self._waiting:
             time.sleep(_WATCH_S)

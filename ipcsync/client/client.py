@@ -282,9 +282,8 @@ class Client(ClientView, Closing):
         records may be of one event: its generations are in the order of capture. A block that raises makes no record.
 
         Entering blocks until each point is recorded, there is room for the records and few enough replays are in
-        flight, `timeout` seconds at most. `ahead=True` does not wait for the points' records: for points that another
-        process makes behind this replay's own. What nobody records then holds the stream until its recorder closes or
-        dies.
+        flight, `timeout` seconds at most. `ahead=True` does not wait for the points' records: for those another process
+        makes behind this replay's own. What nobody records then holds the stream until its recorder closes or dies.
 
         Entering raises what the waits and the records would, with nothing queued, or, for what ends meanwhile, with all
         queued and ended: then `is_used` is True. RecorderLost, EventClosed, NotRecorder, DeviceMismatch, WaitTimeout,

@@ -94,8 +94,7 @@ class SharedEvent(EventBase, EventView[Point], Closing):
         """Close this object. The last one over the attachment ends that, and wakes this process's waits on it.
 
         A recorder's close finishes the event: its name is free, and waits for later generations raise RecorderLost. It
-        waits up to a second for calls of other threads, and half as long for the coordinator. A second call, and one in a
-        forked child, do nothing.
+        waits a second for others' calls, half of one for the coordinator. Again, or in a forked child, it does nothing.
         """
         if not fork.is_in_bad_fork():
             self._is_open = False

@@ -367,3 +367,60 @@ def test_of_a_broken_ring_nobody_waits_for_an_answer_that_the_driver_keeps(
             peer.call(remote.let_go)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("beside", [0, 1])
+def test_a_wait_ends_by_its_timeout_and_by_a_loss_though_the_driver_keeps_its_answer(
+    coordinator: ipcsync.Coordinator, peer: Peer, beside: int
+) -> None:
+    data = _held(coordinator, peer)
+
+    async def scenario() -> None:
+        async with await ipcsync.aconnect(coordinator.endpoint) as client:
+            point, other = await client.point(data), await client.event("other")
+            assert not await point.query()  # opens its import
+            with driver_functions.held_up("cuEventQuery", threads=_MANY) as driver:
+                for _ in range(beside):  # a lone one is watched from the next beat on
+                    other.at(1).add_done_callback(print)
+                late = asyncio.create_task(point.synchronize(0.2))
+                await asyncio.to_thread(driver.wait)
+                with pytest.raises(ipcsync.WaitTimeout):
+                    await asyncio.wait_for(late, LONG_S)
+                called: list[AsyncPoint] = []
+                point.add_done_callback(called.append)
+                lost = asyncio.create_task(point.synchronize())
+                await turns_until(lambda: len(client._session.waits._waiting) == 2 + beside, "both wait")
+                peer.call(_break, "e")
+                with pytest.raises(ipcsync.RecorderLost):
+                    await asyncio.wait_for(lost, LONG_S)
+                await turns_until(lambda: called, "called")
+                assert not driver.go_on.is_set()
+            peer.call(remote.let_go)
+
+    asyncio.run(scenario())
+
+
+def test_waits_end_by_their_timeouts_though_the_driver_keeps_the_answers_of_more_than_threads_ask(
+    coordinator: ipcsync.Coordinator, peer: Peer
+) -> None:
+    peer.call(remote.connect, coordinator.endpoint)
+    peer.call(remote.hold)
+    recorded = []
+    for number in range(10):
+        peer.call(remote.open_event, f"e{number}", {"recorder": True, "engine": "event"})
+        recorded += peer.call(remote.record, f"e{number}")
+
+    async def scenario() -> None:
+        async with await ipcsync.aconnect(coordinator.endpoint) as client:
+            points = [await client.point(bytes(each)) for each in recorded]
+            for point in points:
+                assert not await point.query()  # opens its import
+            with driver_functions.held_up("cuEventQuery", threads=_MANY) as driver:
+                waits = [asyncio.create_task(point.synchronize(0.5)) for point in points]
+                await asyncio.wait(waits, timeout=LONG_S)
+                assert not driver.go_on.is_set()
+                assert all(isinstance(wait.exception(), ipcsync.WaitTimeout) for wait in waits)
+            peer.call(remote.let_go)
+            await asyncio.gather(*(point.synchronize(LONG_S) for point in points))
+
+    asyncio.run(scenario())
