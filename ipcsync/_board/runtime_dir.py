@@ -230,7 +230,7 @@ def _lock(fd: int, path: str) -> None:
         # One that starts has it before it says who it is, and systemd's cleaner has it while it looks at the files.
         pid = 0 if is_shared else _serving_in(path).pid
         is_late = time.monotonic() >= until
-        if pid or (is_late and not is_shared):
+        if not is_shared and (is_late or os.path.exists(f"/proc/{pid or -1}")):
             raise RuntimeDirError(f"another coordinator (pid {pid or 'unknown'}) serves {path}")
         if is_late:
             raise RuntimeDirError(f"no coordinator serves {path}, but a process locks that directory: end it")

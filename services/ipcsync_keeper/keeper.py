@@ -145,9 +145,10 @@ class Keeper:
             self._active, self._kill_at = None, math.inf
             self._unserved_ns = self._unserved_ns or time.monotonic_ns()
             self._see_end(ended, ended.end() or 0)
-            if ended.is_asking:  # amid a driver's call, which may never end
+            with suppress(RuntimeError):  # without a thread, the old one goes on if its driver's call ends
+                driver = DriverThread(self._resources, self._wake.wake)
                 self._driver.end()
-                self._driver = DriverThread(self._resources, self._wake.wake)
+                self._driver = driver
         now = time.monotonic()
         if self._active is None and self._status is None and now >= self._restarts.at:
             self._drop_bad_spare(now)  # it may have died beside the one that served
@@ -304,9 +305,9 @@ class Keeper:
         child, now = self._active, time.monotonic()
         was_late, self._looked_at = now - self._looked_at > 4 * _TICK_S, now
         beat = self._resources.board.heartbeat
-        if beat != self._beat or was_late or child is None or child.is_asking or not child.has_config:
+        if beat != self._beat or was_late or child is None or not child.has_config:
             self._beat, self._beat_at = beat, now
-        elif now - self._beat_at > _PATIENCE_S:
+        elif now - self._beat_at > _PATIENCE_S * (4 if child.is_asking else 1):  # for three answers, of 10 s each
             child.has_hung, self._beat_at = True, now
             child.kill()
             log.error("the coordinator hung, and was killed", extra=fields(pid=child.pid))

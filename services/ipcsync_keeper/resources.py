@@ -189,7 +189,7 @@ class EventStore:
             try:
                 context.ensure_context(self._devices[shared.device])
                 if self._made.pop(serial, None):  # else a thread destroys it that an earlier coordinator asked
-                    self._pending += int(driver.cuEventQuery(event)[0]) == ERROR_NOT_READY
+                    self._pending = (int(driver.cuEventQuery(event)[0]) == ERROR_NOT_READY) + self._pending
                     _drivers.unwrap(driver.cuEventDestroy(event), "cuEventDestroy")
             except DriverError as error:
                 errors.append(error)

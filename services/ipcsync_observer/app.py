@@ -209,8 +209,7 @@ def openapi() -> dict[str, Any]:
 class Guard:
     """Adds the headers to every answer, and refuses a Host that is not in `hosts` (None: all are allowed).
 
-    A web page can point its own name at 127.0.0.1 and read what is served there, by requests of that name (DNS
-    rebinding).
+    A page can point its own name at 127.0.0.1 and read what is served there, by requests of that name (DNS rebinding).
     """
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str] | None) -> None:

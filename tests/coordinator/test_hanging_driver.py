@@ -15,9 +15,16 @@ from tests.kit.until import DEADLINE_S, until
 pytestmark = pytest.mark.process
 
 
-@pytest.mark.parametrize("flags", [[], ["--keeper"]], ids=["alone", "keeper"])
+@pytest.mark.parametrize(
+    ("flags", "number"),
+    [
+        pytest.param([], 0, id="alone"),
+        pytest.param(["--keeper"], signal.SIGKILL, id="its coordinator killed"),
+        pytest.param(["--keeper"], signal.SIGSTOP, id="its coordinator hanging", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_drivers_call_that_hangs_stops_only_what_needs_the_driver(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], number: int
 ) -> None:
     hold = tmp_path / "hold"
     hold.touch()
@@ -27,8 +34,8 @@ def test_a_drivers_call_that_hangs_stops_only_what_needs_the_driver(
             with pytest.raises(ipcsync.EngineMismatch, match=r"driver (did not answer within|has not answered)"):
                 client.event("held", recorder=True, engine="event", timeout=DEADLINE_S)
             for _ in flags:  # the next coordinator serves all else, too
-                os.kill(client.stats(timeout=DEADLINE_S)["pid"], signal.SIGKILL)
-                assert client.stats(timeout=DEADLINE_S)["starts"] == 2
+                os.kill(client.stats(timeout=DEADLINE_S)["pid"], number)
+                assert client.stats(timeout=DEADLINE_S)["starts"] > 1
             assert client.stats(timeout=DEADLINE_S)["sessions"] == 1
             hold.unlink()
 

@@ -45,8 +45,11 @@ def journal_off() -> None:
 
 
 def hanging_driver() -> None:
-    """The driver makes no event while the file named by IPCSYNC_TEST_SCRIPT exists; half a second is waited for it."""
-    from ipcsync_keeper import link
+    """The driver makes no event while the file named by IPCSYNC_TEST_SCRIPT exists; half a second is waited for it.
+
+    A coordinator without a heartbeat is killed after a quarter of the usual time.
+    """
+    from ipcsync_keeper import keeper, link
     from ipcsync_keeper.resources import EventStore
 
     make = EventStore.make
@@ -58,6 +61,7 @@ def hanging_driver() -> None:
 
     EventStore.make = make_later  # type: ignore[method-assign]
     link._PATIENCE_S = 0.5
+    keeper._PATIENCE_S = 2.5
 
 
 def scripted() -> None:

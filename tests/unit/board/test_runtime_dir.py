@@ -6,7 +6,10 @@ import errno
 import fcntl
 import os
 import resource
+import signal
 import stat
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -138,6 +141,34 @@ def test_one_that_has_the_lock_and_does_not_say_who_it_is_is_waited_for(
     fcntl.flock(cleaner, fcntl.LOCK_EX)
     monkeypatch.setattr(time, "sleep", lambda _: os.close(cleaner))
     RuntimeDir(str(path)).close()
+
+
+@pytest.mark.process
+def test_a_dead_keepers_coordinator_that_still_starts_is_waited_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the keeper's lock, and ends once it looks for the keeper."""
+    with subprocess.Popen([sys.executable, "-c", _KEEPER, str(path)], stdout=subprocess.PIPE) as keeper:
+        assert keeper.stdout is not None
+        starting = int(keeper.stdout.readline())
+        keeper.kill()
+
+    def sleep(_: float) -> None:
+        monkeypatch.undo()
+        os.kill(starting, signal.SIGKILL)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    RuntimeDir(str(path)).close()
+
+
+_KEEPER = """
+import subprocess, sys, time
+from ipcsync._board.runtime_dir import KEEPER, RuntimeDir
+directory = RuntimeDir(sys.argv[1])
+directory.sign(KEEPER)
+print(subprocess.Popen(["sleep", "60"], pass_fds=[directory.lock]).pid, flush=True)
+time.sleep(60)
+"""
 
 
 def test_one_that_looks_for_ever_is_named_as_that(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
