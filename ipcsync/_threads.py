@@ -167,7 +167,7 @@ class Job(Generic[T]):
             self._lock.release()
 
     def wait(self, timeout: float = threading.TIMEOUT_MAX) -> bool:
-        """Whether it is set before `timeout`; False at once in a child that a signal's handler forks meanwhile."""
+        """Whether it is set before `timeout`; False soon in a child that a signal's handler forks meanwhile."""
         deadline, pid = time.monotonic() + timeout, os.getpid()
         # In slices: a wait that was interrupted between the two calls keeps the lock; others see the flag alone.
         while not self.is_set and os.getpid() == pid and (left := deadline - time.monotonic()) > 0:

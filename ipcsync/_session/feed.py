@@ -172,7 +172,7 @@ def watch(
 def _receive(socket: zmq.Socket[bytes], deadline: int, check: Callable[[], None]) -> bytes | None:
     fork.check()  # before the socket is touched
     if not socket.poll(0):  # else its descriptor may be quiet
-        poll = select.poll()  # not libzmq's, which never ends in a child that a signal's handler forks meanwhile
+        poll = select.poll()  # not libzmq's, which never ends in a child that a handler forks amid it
         poll.register(socket, select.POLLIN)
         poll.poll(min(1000 * left_of(deadline), _SLICE_MS))
         fork.check()

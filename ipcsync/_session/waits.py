@@ -121,9 +121,9 @@ class Pending:
 class Waits:
     """The waits of a client. One thread looks at all of them: it starts with the first, and ends when none is left.
 
-    A look that the driver does not answer delays those for other events by 50 ms at most: then another thread looks.
-    One more calls the users' callbacks, in the order in which their waits ended; the same where no other can start. If
-    one does not return within a second, another thread goes on with the others. Who was replaced ends once it returns.
+    A look that the driver does not answer delays the others by 50 ms at most, a lone wait's end by a beat: then another
+    thread looks. One more calls users' callbacks, in the order in which their waits ended; the same if no other starts.
+    If one takes more than a second, another thread goes on with the others. Who was replaced ends once it returns.
     """
 
     def __init__(self) -> None:
@@ -218,7 +218,7 @@ class Waits:
             try:
                 self._caller.ensure()
             except (IpcSyncError, RuntimeError):  # no further thread can start
-                while self._due:
+                while self._due and not fork.is_in_bad_fork():
                     self._call(self._caller)
         if over:
             return

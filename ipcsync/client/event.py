@@ -94,7 +94,7 @@ class SharedEvent(EventBase, EventView[Point], Closing):
         """Close this object. The last one over the attachment ends that, and wakes this process's waits on it.
 
         A recorder's close finishes the event: its name is free, and waits for later generations raise RecorderLost. It
-        waits a second for others' calls, half of one for the coordinator. Again, or in a forked child, it does nothing.
+        waits up to 1 s for other threads' calls, 0.5 s for the coordinator. A second call, or a child's, does nothing.
         """
         if not fork.is_in_bad_fork():
             self._is_open = False

@@ -227,7 +227,7 @@ class RemoteRequests:
     async def _open_here(self, want: messages.Want) -> None:
         """Open an event of this very node: attach to it for a moment, to learn its use."""
         async with self.answers.attaching():
-            # (One that exists may be on the other engine: only who waits on another node needs this one.)
+            # One that exists may be on the other engine: only who waits on another node needs this one.
             opened = await self.session.ask(messages.Open(want.name, default_engine="timeline"))
             attached = expect(opened, messages.Attachment)
             key = (attached.slot, attached.incarnation)

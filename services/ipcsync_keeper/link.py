@@ -1,7 +1,7 @@
 """The socketpair between keeper and coordinator: MessagePack frames, each behind its length.
 
 A request is [operation, arguments], its answer [is an error, value]; answers come in the order of the requests. The
-keeper only answers, on a thread, since driver calls may take long; without one a thread of the coordinator does.
+keeper only answers, on a thread, since driver calls may take long; without a keeper a thread of the coordinator does.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class DriverThread:
         self._waiting.put((peer, unserved_ns))
 
     def end(self) -> None:
-        """Have its thread end once the driver has answered it; another one's may be under way beside it by then."""
+        """Have its thread end once it has its answer; what it makes beside the next one's, a later start destroys."""
         self._waiting.put(None)
 
     def _run(self) -> None:

@@ -42,7 +42,7 @@ Reason = Literal["died", "hung", "reloaded"]
 class StartupConfig(msgspec.Struct, frozen=True):
     """What a coordinator is told at its start. Times are of CLOCK_MONOTONIC, in ns.
 
-    `settings` are those of the resources, which no later coordinator can change: see `config.FIXED`.
+    `settings` are those of the first start: no later coordinator changes those of `config.FIXED`.
     `started_ns` is when the resources were made, `unserved_ns` since when no coordinator serves, 0 at the first start.
     `restarts` counts the ends of earlier coordinators, by reason.
     """

@@ -3,7 +3,7 @@
 Without ipcsync: CUDA's events end at the host, so the decode node polls, or waits for a message that a CPU sends and a
 CPU forwards to its GPU; when the prefill node dies in the middle, it waits for ever, or goes on with a cache that is
 half there. Here the decode node's stream waits for the prefill node's record, and a death anywhere is an error within a
-bound. What ipcsync cannot know is whether your transfer is over: record once it is complete, never after posting it.
+bound. What ipcsync cannot know is whether your transfer is over: record once it is complete, not once it is posted.
 
     python services/recipes/two_nodes.py            # needs nats-server, and the extra ipcsync[fleet]
     python services/recipes/two_nodes.py --break    # records when the transfer is merely posted: decode reads too early

@@ -381,7 +381,7 @@ def test_a_wait_ends_by_its_timeout_and_by_a_loss_though_the_driver_keeps_its_an
             assert not await point.query()  # opens its import
             with driver_functions.held_up("cuEventQuery", threads=_MANY) as driver:
                 for _ in range(beside):  # a lone one is watched from the next beat on
-                    other.at(1).add_done_callback(print)
+                    other.at(1).add_done_callback(lambda _: None)
                 late = asyncio.create_task(point.synchronize(0.2))
                 await asyncio.to_thread(driver.wait)
                 with pytest.raises(ipcsync.WaitTimeout):

@@ -395,7 +395,7 @@ def test_a_connects_timeout_is_for_its_answer_and_its_lock_together(
         board = os.open(last._session.lease.board.path, os.O_RDWR)
     assert files.try_lock(board, layout.HEADER)
     fixtures.stop(one.pid)
-    late = threading.Timer(1.5, os.kill, (one.pid, signal.SIGCONT))
+    late = threading.Timer(1.5, fixtures.resume, (one.pid,))
     began = time.monotonic()
     late.start()
     with pytest.raises(ipcsync.ConnectError):

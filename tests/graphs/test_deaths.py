@@ -316,7 +316,7 @@ def test_a_replay_that_waits_for_the_turn_of_a_good_points_event_is_not_behind_a
             held.wait()
             with pytest.raises(ipcsync.WaitTimeout, match="another thread's call"):
                 client.replay({wait: good}, stream=launch, timeout=0.2).__enter__()
-        holds.join()
+        assert holds.raised() is None
         with client.replay({wait: good}, stream=launch, timeout=10):
             pass
     finish(launch)

@@ -2,7 +2,7 @@
 
 Records and waits on streams are made on the loop's thread, and queries that no driver's answer is needed for: a
 hand-over to another one costs ten times as much. Requests, which end by their own timeouts, have a pool of threads.
-Waits for GPU work take no thread: the session's looks at all of them, and tells the loop. A long call has its own.
+Waits for GPU work take no thread: the session's thread looks at all, and tells the loop. A long call has its own.
 """
 
 from __future__ import annotations
