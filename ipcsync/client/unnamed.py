@@ -35,7 +35,7 @@ Joined: TypeAlias = tuple[Stream, deque[Stream], list[Wait]]
 """A stream behind many, where it is kept, and the waits before their work."""
 
 _MANY = 32
-_LOOKS = 16  # how many events are looked at before another one is made
+_LOOKS = 16  # of so many, or half of them, none serves before another one is made: at most twice what is in use
 _KEPT = 8  # streams of a context
 
 # One record, and room to repeat one that the driver refused: see `record_on` in the core's record.pxi.
@@ -83,18 +83,18 @@ class UnnamedEvents:
             self.events.pop(key, None)
             event = None
         if event is None and len(self.events) >= _MANY:
-            event = self._take_over(key, depth)
+            event = self._take_over(key, depth, max(_LOOKS, len(self.events) // 2))
         if event is not None:
             return event
         try:
             (event,) = open_events(self._session, [""], openings, *key[2:], depth, left_of(deadline), recorder=True)
         except QuotaExceeded:
-            if (event := self._take_over(key, depth, looks=len(self.events))) is None:
+            if (event := self._take_over(key, depth, len(self.events))) is None:
                 raise
         self.events[key] = event
         return event
 
-    def _take_over(self, key: StreamKey, depth: int, looks: int = _LOOKS) -> SharedEvent | None:
+    def _take_over(self, key: StreamKey, depth: int, looks: int) -> SharedEvent | None:
         """An event of the same kind whose work is complete, taken from its stream; None if there is none.
 
         Its points stay valid: a generation is complete once all before it are, on whichever stream it was recorded. The

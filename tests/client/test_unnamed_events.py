@@ -120,6 +120,14 @@ def test_events_of_streams_that_are_lost_and_gone_are_closed_and_cause_no_more(
         assert sum(not event.is_lost for event in events) <= 32
 
 
+def test_events_of_another_engine_do_not_keep_new_streams_from_those_that_are_idle(client: ipcsync.Client) -> None:
+    for stream in [ipcsync.Stream() for _ in range(33)]:
+        client.record(stream, engine="timeline").synchronize(10)
+    for _ in range(400):
+        client.record(ipcsync.Stream(), engine="event").synchronize(10)
+    assert len(client._unnamed.events) < 80, "about twice those of the other engine"
+
+
 @pytest.fixture
 def takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client of one event makes no more while that is idle."""
