@@ -33,16 +33,12 @@ _TAIL_BYTES = 16_384
 
 
 class Run(NamedTuple):
-    """A run: its process as (pid, start time), and a token, since a process may have several runs."""
+    """A run: its process as (pid, start time), a token, since a process may have several runs, and its directory."""
 
     pid: int
     started: int
     token: str
-
-    @property
-    def directory(self) -> Path:
-        """The run's directory. By its name, a later `launch` removes it if the run was killed."""
-        return Path(tempfile.gettempdir()) / f"{directory_prefix()}{self.pid}-{self.started}-{self.token}"
+    directory: str  # by its name, a later `launch` removes it if the run was killed
 
 
 class RunCoordinator(NamedTuple):
@@ -70,8 +66,8 @@ class RunCoordinator(NamedTuple):
 
 def own() -> Run:
     """A run of this process itself."""
-    pid = os.getpid()
-    return Run(pid, start_time(pid) or 0, secrets.token_hex(4))
+    pid, started, token = os.getpid(), start_time(os.getpid()) or 0, secrets.token_hex(4)
+    return Run(pid, started, token, os.path.join(tempfile.gettempdir(), f"{directory_prefix()}{pid}-{started}-{token}"))
 
 
 def join(run: Run, driver: str, log: Path) -> RunCoordinator:
@@ -79,8 +75,8 @@ def join(run: Run, driver: str, log: Path) -> RunCoordinator:
 
     Raises ConnectError if it does not start, or has ended since; the message names its log.
     """
-    _make_private(run.directory)
-    with open(run.directory / _FILE, "a") as file:
+    _make_private(Path(run.directory))
+    with open(os.path.join(run.directory, _FILE), "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # held during a start, and released by the kernel after a crash
         found = _known(run)
         if found is None:
@@ -123,7 +119,7 @@ def _make_private(directory: Path) -> None:
 
 def _known(run: Run) -> RunCoordinator | None:
     try:
-        text = (run.directory / _FILE).read_text()
+        text = Path(run.directory, _FILE).read_text()
     except FileNotFoundError:
         return None
     return RunCoordinator(*json.loads(text)) if text else None
@@ -135,8 +131,8 @@ def _known(run: Run) -> RunCoordinator | None:
 def _start(run: Run, driver: str, log: Path) -> RunCoordinator:
     """Start the daemon and wait until it serves."""
     # One for each start: a worker that crashes right after it leaves an unknown daemon, which keeps its own.
-    command = [*PYTHON, "-m", "ipcsync_coordinator", "--runtime-dir", str(run.directory / str(os.getpid()))]
-    command += ["--no-keeper", "--driver", driver, "--exit-with", f"{run.pid}:{run.started}"]
+    command = [*PYTHON, "-m", "ipcsync_coordinator", "--runtime-dir", f"{run.directory}/{os.getpid()}"]
+    command += ["--no-keeper", "--driver", driver, "--exit-with", f"{run.pid}:{run.started}", "--exit-when-idle", "0"]
     with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as output:
         process, ready = start_daemon(command, environment(), output)
     pid = process.pid

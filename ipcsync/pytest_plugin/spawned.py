@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import importlib.util
+import inspect
 import os
 import pickle
 import signal
@@ -90,6 +91,8 @@ def _run(pipe: Connection, task: Task, args: bytes, trace_fd: int) -> None:
 
 def _load(name: str, file: str | None) -> ModuleType:
     """The module by its name, or from its file where the name leads elsewhere (pytest's import mode importlib)."""
+    if file is not None and file.endswith(f"/{name.replace('.', '/')}.py"):
+        sys.path.append(file[: -len(f"{name}.py")])  # for what it imports of its own package
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
@@ -269,7 +272,8 @@ class Children(contextlib.ExitStack):
         is_bound = isinstance(fn, MethodType) and not isinstance(fn.__self__, type)  # its object would not come along
         if not callable(fn) or not module or not name or "<" in name or module == "__main__" or is_bound:
             raise TypeError(f"ipcsync_spawn takes a function of a module, which the process imports, but got {fn!r}")
-        file = getattr(sys.modules.get(module), "__file__", None)
+        # Not of the module of that name: of several files `conftest.py` that is the last one's.
+        file = (getattr(inspect.unwrap(fn), "__globals__", None) or vars(sys.modules.get(module, sys))).get("__file__")
         label = f"{name.rpartition('.')[2]}-{len(self.all) + 1}"
         task = Task(module, name, file, self._endpoint, self._namespace, label, self._limit)
         made = Child(task, args)

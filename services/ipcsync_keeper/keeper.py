@@ -156,6 +156,7 @@ class Keeper:
         if (child := self._active) is None:
             return
         if now >= self._kill_at or (child.versions is None and now - child.began > _START_S):
+            child.refusal = child.refusal or ("" if child.versions else f"no greeting within {_START_S:g} s")
             child.kill()
             self._kill_at = math.inf  # a process that is stuck in the kernel ends late
         elif child.versions is not None and not child.was_started:

@@ -31,8 +31,7 @@ def coordinator() -> Iterator[None]:
 def start(function: Callable[..., None], *arguments: Any) -> SpawnProcess:
     """Run the function in a process of its own.
 
-    Connections among its arguments are its own: they are closed here, so that a `recv()` at the other end raises
-    EOFError once it has died.
+    Connections among its arguments are its own: closed here, so that a peer's `recv()` raises EOFError once it is dead.
     """
     process = SPAWN.Process(target=function, args=arguments, name=function.__name__, daemon=True)
     process.start()

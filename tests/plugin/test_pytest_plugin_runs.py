@@ -340,6 +340,68 @@ def test_driver(ipcsync_client, ipcsync_spawn):
     pytester.runpytest_subprocess("--ipcsync-driver=host", timeout=LONG_S).assert_outcomes(passed=1)
 
 
+def test_a_run_keeps_its_coordinator_whatever_the_suite_and_the_environment_change(
+    pytester: pytest.Pytester, suite: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IPCSYNC_EXIT_WHEN_IDLE", "0.1")
+    suite(
+        """
+import tempfile
+@pytest.fixture(scope="session", autouse=True)
+def elsewhere(tmp_path_factory):
+    tempfile.tempdir = str(tmp_path_factory.mktemp("elsewhere"))
+
+def test_first(ipcsync_coordinator, ipcsync_client):
+    tell(ipcsync_coordinator)
+
+def test_between():
+    time.sleep(0.5)
+
+def test_last(ipcsync_coordinator, ipcsync_client):
+    tell(ipcsync_coordinator)
+"""
+    )
+    pytester.runpytest_subprocess("-n", "2", "--dist", "each", timeout=LONG_S).assert_outcomes(passed=6)
+    assert_one_and_gone(seen(pytester))
+
+
+@pytest.mark.usefixtures("suite")
+def test_children_run_the_very_function_among_several_files_of_one_name(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(
+        """
+        import pytest
+        def which(client): return "root"
+        @pytest.fixture
+        def run(ipcsync_spawn): return lambda: ipcsync_spawn(which).result(30)
+        """
+    )
+    pytester.makepyfile(
+        **{
+            "test_root": "def test_root(run): assert run() == 'root'",
+            "package/conftest": "def which(client): return 'package'",
+            "package/test_it": "def test_it(): pass",
+        }
+    )
+    pytester.runpytest_subprocess(timeout=LONG_S).assert_outcomes(passed=2)
+
+
+@pytest.mark.usefixtures("suite")
+def test_children_import_a_test_module_with_its_package(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        **{
+            "project/suite_of_it/__init__": "",
+            "project/suite_of_it/helpers": "VALUE = 7",
+            "project/suite_of_it/unit/__init__": "",
+            "project/suite_of_it/unit/test_relative": """
+                from ..helpers import VALUE
+                def value(client): return VALUE
+                def test_relative(ipcsync_spawn): assert ipcsync_spawn(value).result(30) == 7
+            """,
+        }
+    )
+    pytester.runpytest_subprocess("--import-mode=importlib", timeout=LONG_S).assert_outcomes(passed=1)
+
+
 @pytest.mark.thorough
 def test_modules_that_pytest_imports_by_their_file_are_found_by_children(
     pytester: pytest.Pytester, suite: Callable[[str], Path]
@@ -479,7 +541,12 @@ def test_left_open(ipcsync_async_client):
 def test_is_closed_by_now():
     assert not left[0].is_connected
 
+def test_dropped(ipcsync_async_client):
+    async def use():
+        assert (await ipcsync_async_client).is_connected
+    asyncio.run(use())
+
 def test_not_used(ipcsync_async_client):
     pass
 """)
-    pytester.runpytest_subprocess("-W", "error", timeout=LONG_S).assert_outcomes(passed=4)
+    pytester.runpytest_subprocess("-W", "error", timeout=LONG_S).assert_outcomes(passed=5)

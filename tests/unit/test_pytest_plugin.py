@@ -62,9 +62,10 @@ def test_a_run_without_the_fixtures_starts_nothing(pytester: pytest.Pytester) ->
     pytester.makepyfile(
         """
         def test_nothing(pytestconfig, ipcsync_namespace):
+            import os
             from ipcsync import pytest_plugin
             mine = pytestconfig.stash[pytest_plugin._RUN]
-            assert not mine.directory.exists()
+            assert not os.path.exists(mine.directory)
         """
     )
     pytester.runpytest_inprocess().assert_outcomes(passed=1)
@@ -203,8 +204,8 @@ def test_a_directory_that_inherits_the_set_group_id_bit_is_private(tmp_path: Pat
 def test_a_directory_that_is_not_private_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     mine = run.own()
-    mine.directory.mkdir()
-    mine.directory.chmod(0o755)  # whatever the umask is that another test left
+    os.mkdir(mine.directory)
+    os.chmod(mine.directory, 0o755)  # whatever the umask is that another test left
     with pytest.raises(ConnectError, match="0700"):
         run.join(mine, "host", tmp_path / "log")
 
@@ -214,14 +215,14 @@ def test_a_run_with_a_dead_coordinator_says_so_and_starts_no_other(
 ) -> None:
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     mine = run.own()
-    mine.directory.mkdir(mode=0o700)
+    os.mkdir(mine.directory, 0o700)
     log = tmp_path / "log"
     log.write_text("it said farewell\n")
-    (mine.directory / run._FILE).write_text(json.dumps(RunCoordinator("ipc:///x", os.getpid(), 1, str(log))))
+    Path(mine.directory, run._FILE).write_text(json.dumps(RunCoordinator("ipc:///x", os.getpid(), 1, str(log))))
     with pytest.raises(ConnectError, match=r"has ended; its log is .*\nit said farewell"):
         run.join(mine, "host", log)
     run.stop(mine)
-    assert not mine.directory.exists()
+    assert not os.path.exists(mine.directory)
 
 
 @pytest.mark.process
@@ -245,8 +246,8 @@ def test_the_end_of_a_log_is_its_last_lines(tmp_path: Path) -> None:
     assert len(run.tail(log).splitlines()) == 20
 
 
-def test_stopping_a_run_without_a_coordinator_is_nothing() -> None:
-    run.stop(Run(os.getpid(), 1, "none"))
+def test_stopping_a_run_without_a_coordinator_is_nothing(tmp_path: Path) -> None:
+    run.stop(Run(os.getpid(), 1, "none", str(tmp_path / "none")))
 
 
 # --- namespaces and processes -----------------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ class AsyncClient(ClientView, AsyncClosing):
     def __init__(self, client: Client) -> None:
         self._client = client
         self._session, self._prefix = client._session, client.prefix
-        warn_if_dropped(self, client._session)
+        warn_if_dropped(client, client._session)
 
     # --- events -------------------------------------------------------------------------------------------------------
 
