@@ -23,7 +23,7 @@ pytestmark = pytest.mark.process
         pytest.param(["--keeper"], signal.SIGSTOP, id="its coordinator hanging", marks=pytest.mark.thorough),
     ],
 )
-def test_a_drivers_call_that_hangs_stops_only_what_needs_the_driver(
+def test_row_60_a_drivers_call_that_hangs_stops_only_what_needs_the_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], number: int
 ) -> None:
     hold = tmp_path / "hold"

@@ -17,7 +17,7 @@ from ipcsync_keeper.resources import CURRENT_REQUEST, IS_ENDING, KILLED_FROM_OUT
 def _child(**state: Any) -> Any:
     known = {"is_asking": False, "has_config": True, "pid": 1, "versions": {"wire": "1"}, "began": time.monotonic()}
     calls: list[str] = []
-    child = SimpleNamespace(calls=calls, is_serving=True, is_dead=False, **{**known, **state})
+    child = SimpleNamespace(calls=calls, is_serving=True, is_dead=False, refusal="", **{**known, **state})
     for name in ("kill", "dismiss", "end"):
         setattr(child, name, lambda *_, name=name: calls.append(name))
     return child
@@ -37,15 +37,21 @@ def _keeper(serving: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("state", "is_killed"), [({}, True), ({"is_asking": True}, False), ({"has_config": False}, False)]
+    ("state", "patiences", "is_killed"),
+    [
+        ({}, 2, True),
+        ({"is_asking": True}, 2, False),
+        ({"is_asking": True}, 5, True),
+        ({"has_config": False}, 5, False),
+    ],
 )
 def test_a_coordinator_hangs_if_its_heart_stands_still_though_nothing_keeps_it(
-    state: dict[str, bool], is_killed: bool
+    state: dict[str, bool], patiences: int, is_killed: bool
 ) -> None:
     child = _child(**state)
     keeper = _keeper(child)
     now = time.monotonic()
-    keeper._beat, keeper._beat_at, keeper._looked_at = 7, now - 2 * _PATIENCE_S, now
+    keeper._beat, keeper._beat_at, keeper._looked_at = 7, now - patiences * _PATIENCE_S, now
     keeper._check_heartbeat()
     assert ("kill" in child.calls) == is_killed
 
