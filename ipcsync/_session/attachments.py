@@ -3,8 +3,7 @@
 An attachment ends with the last `close` of its event objects. One that only points made ends once its event is finished
 and no point of it is left in this process. It then drains until nothing here touches the slot: see `driving`.
 
-If a slot was closed and attached to again, the coordinator must see the close first. So each request that attaches is
-sent behind all closes.
+If a slot was closed and attached to again, the coordinator must see the close first: closes go before what attaches.
 """
 
 from __future__ import annotations

@@ -95,10 +95,6 @@ class Captured(Place):
     def _refuse(self, why: str) -> NoReturn:
         raise CaptureError(f"this {self._noun} cannot be captured: {why}")
 
-    def is_surely_before(self, other: Captured) -> bool:
-        """Whether it came before `other` in each capture that has that: a graph without it may be launched first."""
-        return self in (other._earlier or ())
-
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} belongs to the graphs of its process: make one in the other process")
 

@@ -51,7 +51,7 @@ class UnnamedEvents:
     def __init__(self, session: Session) -> None:
         self._session = session
         self.events: dict[StreamKey, SharedEvent] = {}
-        self._look_from = 0
+        self._look_from, self._serves = 0, True
         self._lock = CallLock()
 
     def take(self, key: StreamKey, depth: int | None, timeout: float | None = None) -> SharedEvent:
@@ -83,7 +83,8 @@ class UnnamedEvents:
             self.events.pop(key, None)
             event = None
         if event is None and len(self.events) >= _MANY:
-            event = self._take_over(key, depth, max(_LOOKS, len(self.events) // 2))
+            event = self._take_over(key, depth, max(_LOOKS, self._serves and len(self.events) // 2))
+            self._serves = event is not None  # else 16 the next time: half each time would be the square of the streams
         if event is not None:
             return event
         try:

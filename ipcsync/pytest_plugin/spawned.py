@@ -2,8 +2,7 @@
 
 A process runs one function with a client, answers over the pipe, and ends by itself, after its time or with its parent.
 
-Function, arguments and answer are pickled, and travel over a pipe that only the two processes have: nothing pickled is
-read from a socket to which others can connect.
+All that is pickled travels over a pipe that only the two processes have, never over a socket that others can reach.
 """
 
 from __future__ import annotations
@@ -91,8 +90,9 @@ def _run(pipe: Connection, task: Task, args: bytes, trace_fd: int) -> None:
 
 def _load(name: str, file: str | None) -> ModuleType:
     """The module by its name, or from its file where the name leads elsewhere (pytest's import mode importlib)."""
-    if file is not None and file.endswith(f"/{name.replace('.', '/')}.py"):
-        sys.path.append(file[: -len(f"{name}.py")])  # for what it imports of its own package
+    package = name.rpartition(".")[0]  # its own, not an installed one of that name
+    if file and package and os.path.exists(init := f"{os.path.dirname(file.removesuffix('/__init__.py'))}/__init__.py"):
+        _load(package, init)
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
@@ -272,8 +272,9 @@ class Children(contextlib.ExitStack):
         is_bound = isinstance(fn, MethodType) and not isinstance(fn.__self__, type)  # its object would not come along
         if not callable(fn) or not module or not name or "<" in name or module == "__main__" or is_bound:
             raise TypeError(f"ipcsync_spawn takes a function of a module, which the process imports, but got {fn!r}")
-        # Not of the module of that name: of several files `conftest.py` that is the last one's.
-        file = (getattr(inspect.unwrap(fn), "__globals__", None) or vars(sys.modules.get(module, sys))).get("__file__")
+        known = getattr(inspect.unwrap(fn), "__globals__", {})  # of several `conftest.py`, that module may be another
+        file = known.get("__name__") == module and known.get("__file__")
+        file = file or getattr(sys.modules.get(module), "__file__", None)
         label = f"{name.rpartition('.')[2]}-{len(self.all) + 1}"
         task = Task(module, name, file, self._endpoint, self._namespace, label, self._limit)
         made = Child(task, args)

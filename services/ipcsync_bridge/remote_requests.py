@@ -103,6 +103,7 @@ class RemoteRequests:
         """Ask for everything that an announcement may have said: this is the beginning, or some were missed."""
         self.begin(self._list_wants())
         ended = [key for key in self.names.claims if not self.session.is_open(key)]
+        self.names.over.update(ended)  # at once: a claim on such a name may be served before its turn comes
         self.begin(for_each(ended, self.names.release))
         self.subscriber.mirrors.drop_unwanted()
         self.answers.exports.kick()
@@ -247,6 +248,8 @@ class RemoteRequests:
         sent = time.monotonic()
         state = await wire.ask(self.transport, node, question, wire.State, max(until - sent, 0.1))
         row = state.row
+        if state.epoch == self.session.epoch:
+            raise NodeLost(f"node {node!r} has the epoch of this very node", node=node, reason="replaced")
         if row.state == "gone":
             raise RecorderLost(f"the event of this point (slot {row.slot} of node {node!r}) is gone", cause="gone")
         source = self.subscriber.source_of(node, state, sent)

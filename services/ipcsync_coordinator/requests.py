@@ -1,7 +1,6 @@
 """From a request's frame to its reply: one typed reply for each request, and a repeated request is done once.
 
-A frame is arbitrary bytes, which `ipcsync._wire.codec` describes. No body has a list or a map, so nothing much larger
-than its frame is built.
+A frame is arbitrary bytes (see `ipcsync._wire.codec`). No body has a list or map, so nothing much larger is built.
 
 ZeroMQ's descriptor is edge-triggered, and sending replies may take the signal of new requests. So `zmq.EVENTS` is read
 again after each drain and its replies. A drain has a budget of requests and time, so that no peer keeps the loop busy.

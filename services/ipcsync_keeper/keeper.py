@@ -305,7 +305,7 @@ class Keeper:
         """Kill a coordinator that hangs. Time in which this process did not run itself does not count."""
         child, now = self._active, time.monotonic()
         was_late, self._looked_at = now - self._looked_at > 4 * _TICK_S, now
-        beat = self._resources.board.heartbeat
+        beat = 2 * self._resources.board.heartbeat + (child is not None and child.is_asking)  # an answer is life, too
         if beat != self._beat or was_late or child is None or not child.has_config:
             self._beat, self._beat_at = beat, now
         elif now - self._beat_at > _PATIENCE_S * (4 if child.is_asking else 1):  # for three answers, of 10 s each

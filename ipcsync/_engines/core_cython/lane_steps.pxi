@@ -262,7 +262,8 @@ cdef object record_each(Lane self, Bracket bracket, replaying):
         for other in range(bracket.gates if bracket._is_ahead and tap.use.is_in else 0):
             gate = &bracket.items[other]
             is_due = gate.use != NULL and gate.generation > gate.use.known
-            if is_due and not (<object>tap.spot.place).is_surely_before(<object>gate.spot.place):
+            # Unless it came before in each capture that has this one: a graph without it may be launched first.
+            if is_due and <object>tap.spot.place not in ((<object>gate.spot.place)._earlier or ()):
                 core = <Core>gate.use.core
                 add(self.drainer_id, core, gate.generation, self.feeder_id, self.ordinal)
                 if core.is_closed:  # a release that is under way may not have seen it: once more behind that

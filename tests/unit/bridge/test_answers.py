@@ -123,12 +123,13 @@ def test_what_was_missed_is_asked_for(client: ipcsync.Client, monkeypatch: pytes
             return await ask(body)
 
         async def release(key: tuple[int, int]) -> None:
+            assert names.over == {(3, 7)}, "a claim on its name may come before it is released"
             released.append(key)
 
         monkeypatch.setattr(session, "ask", ask_noting)
         host = _Host()
         use = await _attached(ask)
-        names = SimpleNamespace(claims={(3, 7): None, use: None}, release=release)
+        names = SimpleNamespace(claims={(3, 7): None, use: None}, over=set(), release=release)
         requests = _requests(session, host, names)
         while not released or host.tasks:
             await asyncio.sleep(0.001)
@@ -142,7 +143,7 @@ def test_what_was_missed_is_asked_for(client: ipcsync.Client, monkeypatch: pytes
 
 def _requests(session: BridgeSession, host: _Host, names: Any = None, serve: Any = None) -> RemoteRequests:
     """What hears of what sessions want, and answers by `serve`."""
-    other: Any = SimpleNamespace(claims={}, release=None, drop_unwanted=lambda: None, kick=lambda: None)
+    other: Any = SimpleNamespace(claims={}, over=set(), release=None, drop_unwanted=lambda: None, kick=lambda: None)
     other.exports = other.mirrors = other.transport = other.settings = other
     if names is not None:
         names.transport = other

@@ -350,7 +350,7 @@ def test_names_that_are_opened_at_once_do_not_exceed_the_limit_together() -> Non
         one = _subscriber(far)
         far.settings = one.settings = Settings("b", ("nats://127.0.0.1:4222",), max_links=2)
         none: Any = None
-        session: Any = SimpleNamespace(ask=never)
+        session: Any = SimpleNamespace(ask=never, epoch=bytes(16))
         names: Any = SimpleNamespace(transport=far)
         requests = RemoteRequests(session, names, one, none, one.counters, none)
         wants = [messages.Want(slot, "open", 0, node="a", name=str(slot)) for slot in range(5)]

@@ -51,9 +51,21 @@ def test_a_coordinator_hangs_if_its_heart_stands_still_though_nothing_keeps_it(
     child = _child(**state)
     keeper = _keeper(child)
     now = time.monotonic()
-    keeper._beat, keeper._beat_at, keeper._looked_at = 7, now - patiences * _PATIENCE_S, now
+    keeper._beat, keeper._looked_at = 2 * 7 + child.is_asking, now
+    keeper._beat_at = now - patiences * _PATIENCE_S
     keeper._check_heartbeat()
     assert ("kill" in child.calls) == is_killed
+
+
+def test_a_coordinator_that_has_its_answer_has_time_to_go_on() -> None:
+    child = _child(is_asking=True)
+    keeper = _keeper(child)
+    keeper._beat, keeper._looked_at = 2 * 7 + 1, time.monotonic()
+    keeper._beat_at = keeper._looked_at - 3 * _PATIENCE_S
+    keeper._check_heartbeat()
+    child.is_asking = False
+    keeper._check_heartbeat()
+    assert child.calls == []
 
 
 def test_new_code_waits_for_the_drivers_call_of_the_old_one() -> None:
