@@ -90,13 +90,14 @@ def _run(pipe: Connection, task: Task, args: bytes, trace_fd: int) -> None:
 
 def _load(name: str, file: str | None) -> ModuleType:
     """The module by its name, or from its file where the name leads elsewhere (pytest's import mode importlib)."""
-    package = name.rpartition(".")[0]  # its own, not an installed one of that name
-    if file and package and os.path.exists(init := f"{os.path.dirname(file.removesuffix('/__init__.py'))}/__init__.py"):
-        _load(package, init)
-    try:
+    package, path = name.rpartition(".")[0], (file or "").removesuffix(".py").removesuffix("/__init__")
+    if package and os.path.exists(init := f"{os.path.dirname(path)}/__init__.py"):
+        _load(package, init)  # its own, not an installed one of that name
+    elif package and file:
+        sys.path.append(path.removesuffix(f"/{name.replace('.', '/')}"))  # for packages without `__init__.py`
+    spec = None
+    with contextlib.suppress(ImportError, ValueError):
         spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        spec = None
     if file is None or (spec is not None and spec.origin is not None and os.path.samefile(spec.origin, file)):
         return importlib.import_module(name)
     spec = importlib.util.spec_from_file_location(name, file)
@@ -272,9 +273,8 @@ class Children(contextlib.ExitStack):
         is_bound = isinstance(fn, MethodType) and not isinstance(fn.__self__, type)  # its object would not come along
         if not callable(fn) or not module or not name or "<" in name or module == "__main__" or is_bound:
             raise TypeError(f"ipcsync_spawn takes a function of a module, which the process imports, but got {fn!r}")
-        known = getattr(inspect.unwrap(fn), "__globals__", {})  # of several `conftest.py`, that module may be another
-        file = known.get("__name__") == module and known.get("__file__")
-        file = file or getattr(sys.modules.get(module), "__file__", None)
+        own = getattr(inspect.unwrap(fn), "__globals__", {})  # of several `conftest.py`, that module may be another
+        file = {**vars(sys.modules.get(module, sys)), **(own if own.get("__name__") == module else {})}.get("__file__")
         label = f"{name.rpartition('.')[2]}-{len(self.all) + 1}"
         task = Task(module, name, file, self._endpoint, self._namespace, label, self._limit)
         made = Child(task, args)

@@ -386,18 +386,20 @@ def test_children_run_the_very_function_among_several_files_of_one_name(pytester
 
 
 @pytest.mark.usefixtures("suite")
-def test_children_import_a_test_module_with_its_package(pytester: pytest.Pytester) -> None:
+@pytest.mark.parametrize(
+    "inits", [["suite_of_it/__init__", "suite_of_it/unit/__init__"], []], ids=["packages", "folders"]
+)
+def test_children_import_a_test_module_with_its_package(pytester: pytest.Pytester, inits: list[str]) -> None:
     pytester.makepyfile(
+        **{f"project/{init}": "" for init in inits},
         **{
-            "project/suite_of_it/__init__": "",
             "project/suite_of_it/helpers": "VALUE = 7",
-            "project/suite_of_it/unit/__init__": "",
             "project/suite_of_it/unit/test_relative": """
                 from ..helpers import VALUE
                 def value(client): return VALUE
                 def test_relative(ipcsync_spawn): assert ipcsync_spawn(value).result(30) == 7
             """,
-        }
+        },
     )
     pytester.runpytest_subprocess("--import-mode=importlib", timeout=LONG_S).assert_outcomes(passed=1)
 
