@@ -14,7 +14,7 @@ pytest.importorskip("nats", reason="nats-py is not installed: pip install -e '.[
 
 from ipcsync._wire import messages
 from ipcsync._wire.codec import Origin
-from ipcsync.errors import QuotaExceeded
+from ipcsync.errors import NodeLost, QuotaExceeded
 from ipcsync_bridge import bridge, subscriber, wire
 from ipcsync_bridge.bridge import Bridge
 from ipcsync_bridge.config import Settings
@@ -365,6 +365,29 @@ def test_names_that_are_opened_at_once_do_not_exceed_the_limit_together() -> Non
         requests.close()
 
     asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_a_node_that_answers_with_this_nodes_own_epoch_is_refused_and_leaves_no_link() -> None:
+    async def scenario() -> None:
+        state = _state(wire.Row(1, 1))
+
+        class Far(_Peer):
+            async def ask(self, _to: str, _data: bytes, *_times: float) -> bytes:
+                return wire.encode(state)
+
+        far: Any = Far()
+        one = _subscriber(far)
+        far.settings = one.settings
+        none: Any = None
+        session: Any = SimpleNamespace(ask=none, epoch=state.epoch)
+        names: Any = SimpleNamespace(transport=far)
+        requests = RemoteRequests(session, names, one, none, one.counters, none)
+        with pytest.raises(NodeLost, match="the epoch of this very node"):
+            await requests.serve(messages.Want(1, "open", 0, node="a", name="e"), 1.0)
+        assert not one.sources
+        requests.close()
+
+    asyncio.run(scenario())
 
 
 def test_what_was_told_of_a_use_that_is_closed_and_opened_at_once_is_known_and_told_again() -> None:
